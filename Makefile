@@ -1,0 +1,51 @@
+# Two commands are all that a newcomer needs: `make demo` and `make test`. Everything else is a part of `make test`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+
+.PHONY: help demo test gates format lint types floors lengths protos unit contract simulation integration stubs clean
+
+help:
+	@echo "make demo   install, then train examples/char_lm on a coordinator and two workers of this machine"
+	@echo "make test   install, then run every gate and every test"
+
+$(STAMP): pyproject.toml constraints-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints-dev.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/char_lm.py --out demo
+
+gates: format lint types floors lengths protos
+
+test: gates unit contract simulation integration
+
+format: $(STAMP)
+	$(BIN)/ruff format --check .
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy pipesvc tests tools examples
+
+floors: $(STAMP)
+	$(BIN)/lint-imports --no-timings
+
+lengths: $(STAMP)
+	$(BIN)/python tools/lengths.py
+
+protos: $(STAMP)
+	$(BIN)/python tools/protos.py --check
+
+unit contract simulation integration: $(STAMP)
+	$(BIN)/pytest -q tests/$@
+
+# Writes the stubs anew after a change of protos/.
+stubs: $(STAMP)
+	$(BIN)/python tools/protos.py
+
+clean:
+	rm -rf $(VENV) demo build *.egg-info

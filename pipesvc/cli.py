@@ -1,0 +1,255 @@
+"""The command `pipesvc`: the three programs behind one name.
+
+It stands above all floors, so each command imports what it runs only when it runs; `pipesvc --help` reads no gRPC.
+Whatever goes wrong ends as one line on standard error and the exit code of the error catalogue; the traceback of
+user code is in `pipesvc logs`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn, TextIO
+
+import typer
+
+from pipesvc.errors import ErrorCode, PipesvcError
+
+if TYPE_CHECKING:
+    from pipesvc.client.connection import Client
+    from pipesvc.client.run import Run
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:7700"
+COORDINATOR_VARIABLE: Final = "PIPESVC_COORDINATOR"
+# Shells and tests know 130 as "ended by Ctrl-C".
+_INTERRUPTED: Final = 130
+
+app = typer.Typer(
+    name="pipesvc",
+    help="Train a PyTorch model whose layers do not belong on one machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Coordinator = Annotated[
+    str,
+    typer.Option("--coordinator", envvar=COORDINATOR_VARIABLE, metavar="HOST:PORT", help="The coordinator's address."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file", metavar="FILE", help="The coordinator's token, if it runs as another user or elsewhere."
+    ),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Let the port face the network: without encryption, guarded by a token only.")
+]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
+
+
+@app.command()
+def coordinator(
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 takes a free one.")] = DEFAULT_ADDRESS,
+    state_dir: Annotated[
+        Path, typer.Option("--state-dir", metavar="DIR", help="Journal, token, logs and weights.")
+    ] = Path("pipesvc-state"),
+    insecure: Insecure = False,
+) -> None:
+    """Run the coordinator: it queues jobs and leads their steps."""
+    from pipesvc.coordinator.app import main as run_coordinator
+    from pipesvc.coordinator.settings import CoordinatorSettings
+
+    settings = CoordinatorSettings(listen=listen, state_dir=state_dir, is_insecure=insecure)
+    raise typer.Exit(run_coordinator(settings))
+
+
+@app.command()
+def worker(
+    coordinator: Coordinator = DEFAULT_ADDRESS,
+    name: Annotated[str, typer.Option(metavar="NAME", help="Unique in the cluster.")] = "",
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda:0, or several with commas between.")] = "cpu",
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where other workers send tensors.")] = "127.0.0.1:0",
+    advertise: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="That address as the others must dial it, if it differs.")
+    ] = "",
+    threads: Annotated[int, typer.Option(min=0, help="Threads of torch; 0: a share of the host's cores.")] = 0,
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
+    coordinator_wait: Annotated[
+        float,
+        typer.Option("--coordinator-wait", metavar="SECONDS", help="How long to dial a coordinator that is away."),
+    ] = 600.0,
+) -> None:
+    """Run a worker: it holds stages of the model and computes."""
+    from pipesvc.worker.agent import main as run_worker
+    from pipesvc.worker.settings import WorkerSettings
+
+    settings = WorkerSettings(
+        coordinator=coordinator,
+        name=name or f"{platform.node() or 'worker'}-{os.getpid()}",
+        device=device,
+        listen=listen,
+        advertise=advertise,
+        num_threads=threads,
+        token_file=token_file,
+        is_insecure=insecure,
+        coordinator_wait_s=coordinator_wait,
+    )
+    raise typer.Exit(run_worker(settings))
+
+
+@app.command()
+def submit(
+    job: Annotated[str, typer.Argument(metavar="PATH:NAME", help="As in examples/char_lm.py:job.")],
+    run_id: Annotated[str | None, typer.Option("--run-id", help="A repeat with the same id is the same run.")] = None,
+    coordinator: Coordinator = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+) -> None:
+    """Submit a job and follow it. Ctrl-C leaves the run going."""
+    from pipesvc.client.loading import load_job
+
+    loaded = load_job(job)
+    with _connect(coordinator, token_file) as client:
+        run = client.submit(loaded, run_id)
+        print(run.run_id, flush=True)
+        _follow(run)
+
+
+@app.command()
+def watch(run_id: RunId, coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = None) -> None:
+    """Follow a run until it ends: step, loss, rows per second, time left."""
+    with _connect(coordinator, token_file) as client:
+        _follow(client.attach(run_id))
+
+
+@app.command()
+def runs(coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = None) -> None:
+    """List all runs, oldest first."""
+    from pipesvc.client.report import runs_text
+
+    with _connect(coordinator, token_file) as client:
+        print(runs_text(client.runs()))
+
+
+@app.command()
+def status(coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = None) -> None:
+    """Show the workers, the queue, and what is awaited, from whom, since when, until when."""
+    from pipesvc.client.report import status_text
+
+    with _connect(coordinator, token_file) as client:
+        print(status_text(client.status()))
+
+
+@app.command()
+def logs(
+    run_id: RunId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    coordinator: Coordinator = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+) -> None:
+    """Print what user code printed on all workers, and the traceback of what failed the run."""
+    from pipesvc.client.report import traceback_text
+
+    with _connect(coordinator, token_file) as client:
+        run = client.attach(run_id)
+        for line in run.logs(follow=follow):
+            stream = sys.stderr if line.is_stderr else sys.stdout
+            print(f"[{line.worker} {line.role}] {line.text}", file=stream, flush=True)
+        if text := traceback_text(run.info()):
+            print(text, file=sys.stderr)
+
+
+@app.command()
+def trace(
+    run_id: RunId,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here instead of standard output.")] = None,
+    coordinator: Coordinator = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+) -> None:
+    """Print what each stage did when, and what it waited for, as JSON."""
+    with _connect(coordinator, token_file) as client:
+        text = json.dumps(client.attach(run_id).trace(), indent=1)
+    if out is None:
+        print(text)
+    else:
+        out.write_text(f"{text}\n")
+
+
+@app.command()
+def weights(
+    run_id: RunId,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="RUN.safetensors if not given.")] = None,
+    coordinator: Coordinator = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+) -> None:
+    """Fetch the whole model's state as one safetensors file; of a live run, after its next step."""
+    with _connect(coordinator, token_file) as client:
+        path = out if out is not None else Path(f"{run_id}.safetensors")
+        step = client.attach(run_id).save_weights(path)
+    print(f"{path}: the weights after step {step}")
+
+
+@app.command()
+def cancel(run_id: RunId, coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = None) -> None:
+    """End a run after the steps already issued; its weights are kept."""
+    with _connect(coordinator, token_file) as client:
+        print(f"{run_id}: {client.attach(run_id).cancel()}")
+
+
+def _connect(address: str, token_file: Path | None) -> Client:
+    from pipesvc.client.connection import connect
+
+    return connect(address, token_file=token_file)
+
+
+def _follow(run: Run) -> None:
+    from pipesvc.client.progress import follow
+
+    try:
+        state = follow(run)
+    except KeyboardInterrupt:
+        print(f"\nThe run goes on: pipesvc watch {run.run_id}", file=sys.stderr)
+        raise typer.Exit(_INTERRUPTED) from None
+    if state == "CANCELLED":
+        raise PipesvcError(ErrorCode.RUN_CANCELLED, f"run {run.run_id} was cancelled")
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    print(f"pipesvc: {category.__name__}: {message}", file=file or sys.stderr)
+
+
+def error_line(error: PipesvcError) -> str:
+    """The error in one line, and where its traceback is."""
+    text = " ".join(str(error).split())
+    if error.details.traceback and error.details.where.run_id:
+        text += f" (traceback: pipesvc logs {error.details.where.run_id})"
+    return f"pipesvc: {text}"
+
+
+def main() -> NoReturn:
+    """The entry point."""
+    warnings.showwarning = _show_warning
+    try:
+        app()
+    except PipesvcError as error:
+        print(error_line(error), file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        print(f"pipesvc: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    sys.exit(0)

@@ -1,0 +1,113 @@
+"""A function by reference, with JSON arguments.
+
+`functools.partial` and closures would do for one process, but what reaches a worker is an import path and a JSON
+object: a pickle would run whatever bytes say and breaks between versions. So the arguments are checked here, at
+birth, where the user still sees which one cannot travel.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping
+from types import MethodType
+from typing import Any
+
+from pipesvc.errors import ErrorCode, PipesvcError
+
+_WAY_OUT = "Write a function at the top level of a file, and pass values with pipesvc.Call(function, name=value)"
+
+
+def refuse(message: str, advice: str = "") -> PipesvcError:
+    """The one error of a job that contradicts itself."""
+    return PipesvcError(ErrorCode.INVALID_JOB, message, advice=advice)
+
+
+class Call:
+    """`Call(function, name=value, ...)`: the function, and keyword arguments for it that are JSON."""
+
+    __slots__ = ("arguments", "function")
+
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+
+    def __init__(self, function: Callable[..., Any], /, **arguments: Any) -> None:
+        check_function(function, what=type(self).__name__)
+        for name, value in arguments.items():
+            check_json(value, path=name)
+        object.__setattr__(self, "function", function)
+        object.__setattr__(self, "arguments", dict(arguments))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen: make another one to change {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other) or not isinstance(other, Call):
+            return NotImplemented
+        return self.function is other.function and self.arguments == other.arguments
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.function, self.arguments_json))
+
+    def __repr__(self) -> str:
+        pairs = "".join(f", {name}={value!r}" for name, value in self.arguments.items())
+        return f"{type(self).__name__}({getattr(self.function, '__qualname__', self.function)}{pairs})"
+
+    @property
+    def arguments_json(self) -> str:
+        return json.dumps(self.arguments, sort_keys=True, allow_nan=False)
+
+
+class Optimizer(Call):
+    """`Optimizer(torch.optim.SGD, lr=0.1)`: made on each stage over that stage's parameters."""
+
+    __slots__ = ()
+
+
+def as_call(value: Callable[..., Any] | Call, *, what: str) -> Call:
+    """A plain function is a call without arguments."""
+    if isinstance(value, Call):
+        return value
+    check_function(value, what=what)
+    return Call(value)
+
+
+def check_function(value: object, *, what: str) -> None:
+    """Refuses what has no import path, with the way out."""
+    name = getattr(value, "__qualname__", "")
+    if isinstance(value, functools.partial):
+        raise refuse(f"{what} is a functools.partial, which has no name to import", _WAY_OUT)
+    if isinstance(value, MethodType):
+        raise refuse(f"{what} is the bound method {name}: the object that it is bound to cannot travel", _WAY_OUT)
+    if "<lambda>" in name:
+        raise refuse(f"{what} is a lambda, which has no name to import", _WAY_OUT)
+    if "<locals>" in name:
+        raise refuse(f"{what} is {name}, defined inside another function, where no import reaches it", _WAY_OUT)
+    if not callable(value) or not name:
+        kind = type(value).__name__
+        raise refuse(f"{what} is an instance of {kind}; a worker builds its own from a function or class", _WAY_OUT)
+
+
+def check_json(value: object, *, path: str) -> None:
+    """Refuses a value that JSON would not bring to the other side as it is; tuples arrive as lists."""
+    if value is None or isinstance(value, bool | int | str):
+        return
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise refuse(f"the argument {path} is {value}, which JSON has no number for")
+        return
+    if isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            check_json(item, path=f"{path}[{index}]")
+        return
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise refuse(f"the argument {path} has the key {key!r}; JSON knows only strings as keys")
+            check_json(item, path=f"{path}[{key!r}]")
+        return
+    raise refuse(
+        f"the argument {path} is a {type(value).__name__}; arguments travel as JSON",
+        "Make it inside the function from numbers, strings, lists and dicts",
+    )

@@ -1,0 +1,165 @@
+"""A connection to a coordinator: submit, list, attach.
+
+All calls are blocking ones on a plain gRPC channel, not asyncio: they then work the same in a script, in a
+notebook whose event loop is running, and in any thread.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import sys
+import warnings
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from pipesvc.client.job import Job, StreamSource
+from pipesvc.client.run import Run
+from pipesvc.client.spec import make_submission
+from pipesvc.client.stream import BatchStream
+from pipesvc.client.transport import Transport
+from pipesvc.client.watching import ENDED, failure_of, watch
+from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.rpc.v1 import run_pb2
+
+# Seconds for the first answer.
+CONNECT_S: Final = 10.0
+_PLANNED: Final = frozenset({run_pb2.RUN_STATE_BUILDING, run_pb2.RUN_STATE_RUNNING, run_pb2.RUN_STATE_SAVING}) | ENDED
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class PipesvcWarning(UserWarning):
+    """Something about a run that works, but probably not as meant."""
+
+
+def connect(address: str, *, token_file: str | Path | None = None) -> Client:
+    """A client of the coordinator at HOST:PORT. The token is found as `pipesvc --help` tells, or in `token_file`."""
+    refuse_inside_worker()
+    client = Client(address, token_file=token_file)
+    try:
+        client.status()
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def refuse_inside_worker() -> None:
+    """A job that is submitted while a worker imports the user's file would submit itself again and again."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None and spec.name == "pipesvc.worker.child":
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            "the file submits a job whenever it is imported, and a worker imports it",
+            advice='Put that code under `if __name__ == "__main__":`',
+        )
+
+
+class Client:
+    """Runs of one coordinator. Use `connect` or `LocalCluster` to make one; close it, or use it in a `with`."""
+
+    def __init__(self, address: str, *, token_file: str | Path | None = None) -> None:
+        self._transport = Transport(address, Path(token_file) if token_file is not None else None)
+        self._streams: list[BatchStream] = []
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        return str(self._transport.address)
+
+    def submit(self, job: Job, run_id: str | None = None) -> Run:
+        """Hand the job over; returns when it has a plan, or stands behind another run. Raises what it was refused for.
+
+        A repeat with the same `run_id` and the same job gives the same run.
+        """
+        refuse_inside_worker()
+        submission = make_submission(job)
+        run_id = run_id if run_id is not None else _new_run_id(submission.spec.name)
+        if not _RUN_ID.fullmatch(run_id):
+            raise PipesvcError(
+                ErrorCode.INVALID_JOB, f"the run id {run_id!r} is not of up to 63 letters, digits, dots, dashes"
+            )
+        request = run_pb2.SubmitRunRequest(run_id=run_id, job=submission.spec, bundle=submission.bundle.data)
+        response = self._transport.call(self._transport.stub.SubmitRun, request)
+        self._await_plan(response.run.run_id, job)
+        return Run(self._transport, run_id, self._start_stream(run_id, job))
+
+    def attach(self, run_id: str) -> Run:
+        """A run that was submitted by this or another process."""
+        run = Run(self._transport, run_id)
+        run.info()
+        return run
+
+    def runs(self) -> list[run_pb2.Run]:
+        """All runs that the coordinator knows, oldest first."""
+        response = self._transport.call(self._transport.stub.ListRuns, run_pb2.ListRunsRequest())
+        return list(response.runs)
+
+    def status(self) -> run_pb2.GetStatusResponse:
+        """Workers, queue, and what is awaited, from whom, since when, until when."""
+        request = run_pb2.GetStatusRequest()
+        response: run_pb2.GetStatusResponse = self._transport.call(
+            self._transport.stub.GetStatus, request, timeout_s=CONNECT_S
+        )
+        return response
+
+    def close(self) -> None:
+        """End the streams and the connection. Runs go on."""
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
+        self._transport.close()
+
+    def _await_plan(self, run_id: str, job: Job) -> None:
+        limit_s = 2 * job.worker_wait_s + job.build_timeout_s
+        shown: set[str] = set()
+        try:
+            with closing(watch(self._transport, run_id, from_step=2**63, limit_s=limit_s)) as events:
+                for event in events:
+                    if not isinstance(event, run_pb2.Run):
+                        continue
+                    for text in event.warnings:
+                        if text not in shown:
+                            shown.add(text)
+                            warnings.warn(text, PipesvcWarning, stacklevel=4)
+                    failure = failure_of(event)
+                    if failure is not None:
+                        raise failure
+                    if event.plan_json or event.state in _PLANNED or _stands_behind_another(event):
+                        return
+        except PipesvcError as error:
+            if error.code is not ErrorCode.TIMED_OUT:
+                raise
+            raise PipesvcError(
+                ErrorCode.TIMED_OUT,
+                f"the run has no plan after {limit_s:g} s",
+                advice=f"It goes on: `pipesvc watch {run_id}`",
+                where=Where(run_id=run_id),
+            ) from None
+
+    def _start_stream(self, run_id: str, job: Job) -> BatchStream | None:
+        if not isinstance(job.data, StreamSource):
+            return None
+        stream = BatchStream(self._transport, run_id, job)
+        self._streams.append(stream)
+        return stream
+
+
+def _stands_behind_another(run: run_pb2.Run) -> bool:
+    """True for an inspected run that waits for the end of another; its plan is made when its turn comes."""
+    others = {awaited.from_whom for awaited in run.awaited} - {f"run {run.run_id}"}
+    return run.state == run_pb2.RUN_STATE_QUEUED and any(whom.startswith("run ") for whom in others)
+
+
+def _new_run_id(name: str) -> str:
+    readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
+    return f"{readable}-{secrets.token_hex(4)}"

@@ -1,0 +1,72 @@
+"""Status and lists as text for people. Pure: the time is an argument."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from pipesvc.client.progress import duration
+from pipesvc.client.watching import ENDED, failure_of, state_name
+from pipesvc.rpc.v1 import run_pb2
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; nothing else, so that `grep` and `awk` read it."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def runs_text(runs: Sequence[run_pb2.Run]) -> str:
+    if not runs:
+        return "no runs"
+    return table(("RUN", "STATE", "STEPS", "NAME", "ERROR"), [_run_row(run) for run in runs])
+
+
+def status_text(status: run_pb2.GetStatusResponse, now_s: float | None = None) -> str:
+    """Workers, live runs, and for each what it waits for."""
+    now_s = time.time() if now_s is None else now_s
+    parts = [table(("WORKER", "HOST", "DEVICES", "THREADS", "BEAT", "DOES"), map(_worker_row, status.workers))]
+    if not status.workers:
+        parts = ["no workers"]
+    live = [run for run in status.runs if run.state not in ENDED]
+    parts.append(runs_text(live) if live else "no live runs")
+    parts += [f"{run.run_id}: {line}" for run in live for line in _awaited_lines(run, now_s)]
+    return "\n".join(parts)
+
+
+def traceback_text(run: run_pb2.Run) -> str:
+    """The traceback and last words of what failed the run; empty if there are none."""
+    error = failure_of(run)
+    return "\n".join(error.__notes__) if error is not None and hasattr(error, "__notes__") else ""
+
+
+def _run_row(run: run_pb2.Run) -> tuple[str, ...]:
+    steps = f"{run.num_committed_steps}/{run.num_steps}" if run.num_steps else str(run.num_committed_steps)
+    failure = failure_of(run)
+    return (run.run_id, state_name(run.state), steps, run.name, " ".join(str(failure).split()) if failure else "")
+
+
+def _worker_row(worker: run_pb2.WorkerStatus) -> tuple[str, ...]:
+    found = worker.registration
+    does = ", ".join(f"{child.run_id} {child.progress.phase}" for child in worker.children) or "idle"
+    return (
+        found.name,
+        found.host,
+        ",".join(found.devices),
+        str(found.num_threads or "shared"),
+        f"{worker.last_beat_age_s:.1f} s ago",
+        f"draining, {does}" if worker.is_draining else does,
+    )
+
+
+def _awaited_lines(run: run_pb2.Run, now_s: float) -> Iterator[str]:
+    for awaited in run.awaited:
+        text = f"waits for {awaited.what}"
+        if awaited.from_whom:
+            text += f" from {awaited.from_whom}"
+        if awaited.since_unix_ns:
+            text += f", since {duration(now_s - awaited.since_unix_ns / 1e9)}"
+        if awaited.until_unix_ns:
+            text += f", for {duration(awaited.until_unix_ns / 1e9 - now_s)} more"
+        yield f"{text}, then {awaited.then}" if awaited.then else text

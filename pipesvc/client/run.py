@@ -1,0 +1,220 @@
+"""One run, from wherever it is looked at.
+
+A run belongs to the coordinator and outlives the process that submitted it; so this object holds no truth but the
+run's id, and every question asks the coordinator. Two processes may hold the same run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pipesvc.client.transport import Transport
+from pipesvc.client.watching import ENDED, Step, failure_of, state_name, watch
+from pipesvc.core.plan import Plan
+from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.rpc.v1 import local_pb2, run_pb2, types_pb2
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipesvc.client.stream import BatchStream
+
+__all__ = ["LinkBytes", "LogLine", "Run", "Step"]
+
+# Seconds. A cancelled run still commits what was issued and stores its weights; the coordinator bounds that at 30.
+_CANCEL_S: Final = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogLine:
+    """One line that user code or a child process wrote."""
+
+    worker: str
+    role: str
+    """ "executor", "feeder" or "inspector"."""
+    is_stderr: bool
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkBytes:
+    """What one link has carried since the run began, counted by its sender."""
+
+    link: str
+    """As in "0>1/activation"."""
+    worker: str
+    tensor_bytes: int
+    wire_bytes: int
+    num_frames: int
+
+
+class Run:
+    """A run by its id. Made by `client.submit` and `client.attach`."""
+
+    def __init__(self, transport: Transport, run_id: str, stream: BatchStream | None = None) -> None:
+        self._transport = transport
+        self._stream = stream
+        self.run_id: Final = run_id
+
+    def __repr__(self) -> str:
+        return f"<Run {self.run_id} at {self._transport.address}>"
+
+    def info(self) -> run_pb2.Run:
+        """Everything that the coordinator tells about the run now."""
+        request = run_pb2.GetRunRequest(run_id=self.run_id)
+        response: run_pb2.GetRunResponse = self._transport.call(self._transport.stub.GetRun, request)
+        return response.run
+
+    @property
+    def state(self) -> str:
+        """QUEUED, WAITING, INSPECTING, BUILDING, RUNNING, SAVING, COMPLETED, FAILED or CANCELLED."""
+        return state_name(self.info().state)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.info().state in ENDED
+
+    def events(self, from_step: int = 1) -> Generator[run_pb2.Run | Step, None, None]:
+        """Steps, and the run's state whenever it changes, until the end; raises what failed the run."""
+        last: run_pb2.Run | None = None
+        with closing(watch(self._transport, self.run_id, from_step)) as events:
+            for event in events:
+                if isinstance(event, run_pb2.Run):
+                    last = event
+                yield event
+        if self._stream is not None:
+            self._stream.raise_failure()
+        failure = failure_of(last) if last is not None else None
+        if failure is not None:
+            raise failure
+
+    def steps(self, from_step: int = 1) -> Generator[Step, None, None]:
+        """Each committed step, live, from the first or from `from_step`; ends with the run, raises what failed it."""
+        with closing(self.events(from_step)) as events:
+            yield from (event for event in events if isinstance(event, Step))
+
+    def wait(self) -> str:
+        """Block until the run has ended; COMPLETED or CANCELLED. Raises what failed it."""
+        with closing(self.events(from_step=2**63)) as events:
+            states = [state_name(event.state) for event in events if isinstance(event, run_pb2.Run)]
+        return states[-1]
+
+    def losses(self) -> list[float]:
+        """The losses of the steps committed so far, first to last."""
+        info = self.info()
+        losses: list[float] = []
+        if info.num_committed_steps:
+            with closing(watch(self._transport, self.run_id)) as events:
+                for event in events:
+                    if isinstance(event, Step):
+                        losses.append(event.loss)
+                        if event.index >= info.num_committed_steps:
+                            break
+        return losses
+
+    def save_weights(self, path: str | Path) -> int:
+        """Write the whole model's state as one safetensors file; returns the step after which it was taken."""
+        target = Path(path)
+        draft = target.with_name(f".{target.name}.part")
+        try:
+            with draft.open("wb") as file:
+                step = 0
+                for step_of_part, data in self._weights():
+                    step = step_of_part
+                    file.write(data)
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+        return step
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The whole model's state, for `model.load_state_dict`; of a live run, after its next step."""
+        from safetensors.torch import load
+
+        return load(b"".join(data for _, data in self._weights()))
+
+    def _weights(self) -> Generator[tuple[int, bytes], None, None]:
+        request = run_pb2.FetchWeightsRequest(run_id=self.run_id)
+        num_bytes, total_bytes = 0, -1
+        with closing(self._transport.stream(self._transport.stub.FetchWeights, request)) as parts:
+            for part in parts:
+                num_bytes += len(part.data)
+                total_bytes = part.total_bytes
+                yield part.step, part.data
+        if num_bytes != total_bytes:
+            raise self._transport.ended_early(f"the weights of run {self.run_id}")
+
+    def logs(self, follow: bool = False) -> Generator[LogLine, None, None]:
+        """What user code printed on all workers so far; with `follow`, until the run ends."""
+        request = run_pb2.ReadLogsRequest(run_id=self.run_id, follow=follow)
+        with closing(self._transport.stream(self._transport.stub.ReadLogs, request)) as lines:
+            for line in lines:
+                role = types_pb2.Role.Name(line.role).removeprefix("ROLE_").lower()
+                yield LogLine(worker=line.worker, role=role, is_stderr=line.is_stderr, text=line.line)
+
+    def trace(self) -> list[dict[str, Any]]:
+        """What each stage did when, and what it waited for: one dict per action, times in nanoseconds since 1970."""
+        request = run_pb2.ReadTraceRequest(run_id=self.run_id)
+        with closing(self._transport.stream(self._transport.stub.ReadTrace, request)) as parts:
+            return [_trace_dict(event) for part in parts for event in part.events]
+
+    def links(self) -> list[LinkBytes]:
+        """Bytes and frames of each link."""
+        from pipesvc.wire.links import Link
+
+        return [
+            LinkBytes(
+                link=str(Link.from_message(total.link)),
+                worker=total.worker,
+                tensor_bytes=total.tensor_bytes,
+                wire_bytes=total.wire_bytes,
+                num_frames=total.num_frames,
+            )
+            for total in self.info().links
+        ]
+
+    def plan(self) -> Plan:
+        """Which layers are on which worker."""
+        text = self.info().plan_json
+        if not text:
+            raise PipesvcError(
+                ErrorCode.INVALID_PLAN,
+                f"the run is {self.state} and has no plan yet",
+                advice="Ask again when the workers that it waits for are there",
+                where=Where(run_id=self.run_id),
+            )
+        return Plan.from_json(text)
+
+    def cancel(self, *, wait_s: float = _CANCEL_S) -> str:
+        """End the run after the steps already issued, its weights stored; returns the state that it ended in."""
+        request = run_pb2.CancelRunRequest(run_id=self.run_id)
+        self._transport.call(self._transport.stub.CancelRun, request)
+        deadline = time.monotonic() + wait_s
+        while (info := self.info()).state not in ENDED:
+            if time.monotonic() >= deadline:
+                raise PipesvcError(
+                    ErrorCode.TIMED_OUT,
+                    f"the cancelled run is still {state_name(info.state)} after {wait_s:g} s",
+                    where=Where(run_id=self.run_id),
+                )
+            time.sleep(0.1)
+        return state_name(info.state)
+
+
+def _trace_dict(event: local_pb2.TraceEvent) -> dict[str, Any]:
+    return {
+        "step": event.step,
+        "stage": event.stage,
+        "micro_batch": event.micro_batch,
+        "action": event.action,
+        "start_ns": event.start_unix_ns,
+        "end_ns": event.end_unix_ns,
+        "awaited": event.awaited,
+        "awaited_ns": event.awaited_ns,
+        "worker": event.worker,
+    }

@@ -1,0 +1,124 @@
+"""A job as the message that the coordinator takes, with the sources that it needs.
+
+The only place of the client that knows both the user's words (pipesvc.client.job) and the wire's (JobSpec); a
+field that is added to one and forgotten in the other is found by the test that walks both.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pipesvc.client.bundle import Bundle, make_bundle
+from pipesvc.client.calls import Call, as_call
+from pipesvc.client.job import Job, Strategy, StreamSource
+from pipesvc.client.notebook import Notebook, make_notebook
+from pipesvc.client.references import Reference, resolve
+from pipesvc.rpc.v1 import job_pb2, types_pb2
+
+_YIELDS = {
+    "sample": job_pb2.YIELDS_SAMPLE,
+    "sample_list": job_pb2.YIELDS_SAMPLE_LIST,
+    "batch": job_pb2.YIELDS_BATCH,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What SubmitRun needs beside the run id."""
+
+    spec: job_pb2.JobSpec
+    bundle: Bundle
+
+
+def make_submission(job: Job) -> Submission:
+    """Resolve every function of the job, bundle the sources, and write the message."""
+    calls: dict[str, Call] = {"model": as_call(job.model, what="model"), "optimizer": job.optimizer}
+    for what in ("loss", "weight"):
+        value = getattr(job, what)
+        if value is not None:
+            calls[what] = as_call(value, what=what)
+    if not isinstance(job.data, StreamSource):
+        calls["source"] = as_call(job.data.source, what="source")
+    references = {what: resolve(call.function) for what, call in calls.items()}
+    notebook = _notebook_of(list(references.values()))
+    bundle = _bundle_of(job, references, notebook)
+    spec = job_pb2.JobSpec(
+        name=job.name or references["model"].qualname,
+        data=_data_spec(job),
+        strategy=_strategy_spec(job.strategy),
+        epochs=job.epochs or 0,
+        max_steps=job.max_steps or 0,
+        seed=job.seed,
+        clip_norm=job.clip_norm or 0.0,
+        check_finite=job.check_finite,
+        worker_wait_s=job.worker_wait_s,
+        build_timeout_s=job.build_timeout_s,
+        step_timeout_s=job.step_timeout_s,
+        python_version=platform.python_version(),
+        torch_version=_version_of("torch"),
+        bundle_sha256=bundle.sha256,
+    )
+    for what, call in calls.items():
+        target = references[what].target(notebook.name if notebook else "")
+        message = spec.data.source if what == "source" else getattr(spec, what)
+        message.CopyFrom(types_pb2.Call(target=target, arguments_json=call.arguments_json))
+    return Submission(spec=spec, bundle=bundle)
+
+
+def _data_spec(job: Job) -> job_pb2.DataSpec:
+    data = job.data
+    return job_pb2.DataSpec(
+        is_streamed=isinstance(data, StreamSource),
+        yields=_YIELDS[data.yields],
+        batch_size=data.batch_size or 0,
+        capacity=data.capacity,
+        double_buffer=data.double_buffer,
+        drop_last=data.drop_last,
+        has_labels=data.labels,
+        timeout_s=data.timeout_s,
+    )
+
+
+def _strategy_spec(strategy: Strategy) -> job_pb2.StrategySpec:
+    return job_pb2.StrategySpec(
+        is_pipelined=strategy.pipeline,
+        micro_batches=strategy.micro_batches,
+        schedule=strategy.schedule,
+        num_stages=strategy.num_stages or 0,
+        boundaries=list(strategy.boundaries),
+        placement=dict(strategy.placement),
+        allow_cpu_for_gpu=strategy.allow_cpu_for_gpu,
+        in_flight=strategy.in_flight or 0,
+    )
+
+
+def _notebook_of(references: Sequence[Reference]) -> Notebook | None:
+    ours = [reference for reference in references if reference.notebook is not None]
+    if not ours:
+        return None
+    namespace: dict[str, Any] = ours[0].notebook or {}
+    cells = [str(cell) for cell in namespace["In"]]
+    return make_notebook(cells, sorted({r.qualname.split(".")[0] for r in ours}), namespace)
+
+
+def _bundle_of(job: Job, references: dict[str, Reference], notebook: Notebook | None) -> Bundle:
+    sources = {reference.source for reference in references.values() if reference.source is not None}
+    first = references["model"].source or min(sources, key=lambda source: source.path, default=None)
+    return make_bundle(
+        sorted(sources, key=lambda source: source.path),
+        include=job.include,
+        include_root=first.root if first is not None else Path.cwd(),
+        extra={f"{notebook.name}.py": notebook.source} if notebook else None,
+    )
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,45 @@
+"""Every wait and bound of the coordinator, with unit and reason, so that none hides in the middle of a transition."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Steps issued and not yet committed: with two, feeder and stage 0 begin one while the last stage ends the one before.
+WINDOW_STEPS: Final = 2
+
+# A worker that keeps silent this long is lost; six beats may be late or missing before that.
+BEAT_INTERVAL_S: Final = 0.5
+BEAT_TIMEOUT_S: Final = 3.0
+
+# A failure that is probably the consequence of another waits this long for the other one, which says more.
+ECHO_WAIT_S: Final = 2.0
+# A worker silent for this long may be the cause of an echo: the echo waits until it is known to live or to be lost.
+SUSPECT_SILENCE_S: Final = 1.2
+
+# Children end in good order within the grace; the agent then kills them, and has the rest of the bound to say so.
+STOP_GRACE_S: Final = 3.0
+STOP_BOUND_S: Final = 8.0
+
+# Cancelling a running run: committing what was issued and saving the weights, together.
+CANCEL_BOUND_S: Final = 30.0
+
+# Saving is given up when no byte of a stage's state has come for this long.
+SAVE_IDLE_S: Final = 60.0
+# Writing the shards into one file, on the coordinator's own disk.
+MERGE_BOUND_S: Final = 600.0
+# The journal's last word on a run.
+CONCLUDE_BOUND_S: Final = 30.0
+
+# The feeder times its source itself; the coordinator steps in when even the feeder keeps silent for this much longer.
+DATA_GRACE_S: Final = 10.0
+
+# A worker that is lost while it inspects is no fault of the job, the first times.
+MAX_INSPECTIONS: Final = 3
+
+# Log lines and trace events kept per run, each; what comes later is counted, said and dropped.
+LOG_BYTES: Final = 64 << 20
+TRACE_BYTES: Final = 64 << 20
+
+# What a submission may weigh.
+BUNDLE_BYTES: Final = 16 << 20
+JOB_BYTES: Final = 1 << 20

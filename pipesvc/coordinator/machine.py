@@ -1,0 +1,239 @@
+"""The coordinator as one pure machine: the fleet, the queue, and every run that has not ended.
+
+One run at a time, first in, first out; the others are inspected meanwhile, so that a mistake shows at submission and
+not hours later. `handle` takes an event and the time, and returns commands; the shell performs them. It raises only
+for refusals of a newcomer (a worker, a run id in use), and then nothing has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from pipesvc.coordinator import saves
+from pipesvc.coordinator.events import (
+    AnswerWeights,
+    Command,
+    EndSession,
+    Event,
+    PublishRun,
+    RunCancelled,
+    RunConcluded,
+    RunSubmitted,
+    ShardGrown,
+    Ticked,
+    WarningRaised,
+    WeightsAsked,
+    WeightsMerged,
+    WorkerAttached,
+    WorkerDetached,
+    WorkerSpoke,
+)
+from pipesvc.coordinator.failures import failure, lost
+from pipesvc.coordinator.fleet import Fleet, Loss, Member
+from pipesvc.coordinator.run_machine import RunMachine
+from pipesvc.coordinator.run_record import Phase, RunRecord
+from pipesvc.coordinator.run_view import ended_message, run_message
+from pipesvc.coordinator.turn import Turn
+from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.rpc.v1 import job_pb2, run_pb2, worker_pb2
+
+
+class Machine:
+    """`ended` are the runs of earlier coordinators on the same journal, with their jobs."""
+
+    def __init__(self, *, term: int, ended: Iterable[tuple[run_pb2.Run, job_pb2.JobSpec]] = ()) -> None:
+        self.term = term
+        self.fleet = Fleet()
+        self._live: dict[str, RunMachine] = {}
+        self._ended: dict[str, run_pb2.Run] = {}
+        self._digests: dict[str, bytes] = {}
+        for run, job in ended:
+            self._ended[run.run_id] = run
+            self._digests[run.run_id] = _digest(job)
+
+    # --- questions --------------------------------------------------------------------------------------------------
+
+    def run(self, run_id: str) -> run_pb2.Run:
+        if (live := self._live.get(run_id)) is not None:
+            return run_message(live.record, head=self._head)
+        if (ended := self._ended.get(run_id)) is not None:
+            return ended
+        raise PipesvcError(ErrorCode.RUN_NOT_FOUND, f"there is no run {run_id!r}", advice="`pipesvc runs` lists them")
+
+    def runs(self) -> list[run_pb2.Run]:
+        """All runs in the order of their submission."""
+        return [self.run(run_id) for run_id in self._digests]
+
+    def live_runs(self) -> list[run_pb2.Run]:
+        return [self.run(run_id) for run_id in self._live]
+
+    def find(self, run_id: str, job: job_pb2.JobSpec) -> run_pb2.Run | None:
+        """The run that this very job was submitted as; another job under the id is refused."""
+        digest = self._digests.get(run_id)
+        if digest is None:
+            return None
+        if digest != _digest(job):
+            raise PipesvcError(
+                ErrorCode.RUN_EXISTS,
+                f"the run id {run_id!r} is in use for another job",
+                advice="Leave the run id to the client, or choose a new one",
+                where=Where(run_id=run_id),
+            )
+        return self.run(run_id)
+
+    def record(self, run_id: str) -> RunRecord | None:
+        """The inner record of a run that has not ended."""
+        live = self._live.get(run_id)
+        return live.record if live is not None else None
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_s: float) -> list[Command]:
+        turn = Turn(now_s=now_s, fleet=self.fleet)
+        self._dispatch(event, turn)
+        self._settle(turn)
+        return turn.commands
+
+    def _dispatch(self, event: Event, turn: Turn) -> None:
+        match event:
+            case WorkerSpoke():
+                self._hear(event, turn)
+            case ShardGrown():
+                if self.fleet.hear(event.session, turn.now_s) and (record := self.record(event.run_id)) is not None:
+                    saves.shard_grown(record, turn, step=event.step, stage=event.stage, is_whole=event.is_whole)
+            case Ticked():
+                for loss in self.fleet.overdue(turn.now_s):
+                    self._lose(loss, turn)
+                for live in self._live.values():
+                    live.tick(turn)
+            case WorkerAttached():
+                replaced = self.fleet.attach(event.session, event.registration, turn.now_s)
+                if replaced is not None:
+                    self._lose(replaced, turn)
+            case WorkerDetached():
+                self.fleet.detach(event.session)
+            case RunSubmitted():
+                self._submit(event, turn)
+            case WeightsAsked():
+                self._ask_weights(event, turn)
+            case RunCancelled() | WeightsMerged() | RunConcluded():
+                self._tell_run(event, turn)
+            case WarningRaised():
+                if (record := self.record(event.run_id)) is not None:
+                    record.other_warnings.append(event.text)
+                    record.is_changed = True
+
+    def _tell_run(self, event: RunCancelled | WeightsMerged | RunConcluded, turn: Turn) -> None:
+        live = self._live.get(event.run_id)
+        if live is None:
+            return
+        match event:
+            case RunCancelled():
+                live.cancel(turn)
+            case WeightsMerged():
+                live.weights_merged(turn, step=event.step, problem=event.problem)
+            case RunConcluded():
+                live.concluded(event.problem)
+
+    def _submit(self, event: RunSubmitted, turn: Turn) -> None:
+        if self.find(event.run_id, event.job) is not None:
+            return
+        record = RunRecord(
+            run_id=event.run_id,
+            job=event.job,
+            link_token=event.link_token,
+            term=self.term,
+            submitted_s=event.submitted_s or turn.now_s,
+        )
+        self._digests[event.run_id] = _digest(event.job)
+        self._live[event.run_id] = RunMachine(record, turn.now_s)
+
+    def _ask_weights(self, event: WeightsAsked, turn: Turn) -> None:
+        record = self.record(event.run_id)
+        if record is not None:
+            saves.ask(record, turn, event.ticket)
+            return
+        run = self.run(event.run_id)
+        error = None
+        if not run.has_weights:
+            message = f"run {event.run_id} ended without weights ({run_pb2.RunState.Name(run.state)})"
+            error = failure(ErrorCode.WEIGHTS_NOT_READY, message)
+        answer = AnswerWeights(ticket=event.ticket, run_id=event.run_id, step=run.num_committed_steps, error=error)
+        turn.commands.append(answer)
+
+    def _hear(self, event: WorkerSpoke, turn: Turn) -> None:
+        member = self.fleet.hear(event.session, turn.now_s)
+        if member is None:
+            return
+        message = event.message
+        match message.WhichOneof("message"):
+            case "beat":
+                member.children = list(message.beat.children)
+                self._count_links(member, message.beat.links)
+            case "child_report":
+                report = message.child_report
+                if (live := self._live.get(report.run_id)) is not None:
+                    live.child_reported(turn, member, report.role, report.report)
+            case "run_stopped":
+                self._count_links(member, message.run_stopped.links)
+                if (live := self._live.get(message.run_stopped.run_id)) is not None:
+                    live.run_stopped(turn, member)
+            case "draining":
+                self.fleet.drain(member, message.draining)
+            case _:
+                pass
+
+    def _count_links(self, member: Member, counts: Iterable[worker_pb2.LinkCount]) -> None:
+        """Keep the newest totals of the links that this worker sends on."""
+        for count in counts:
+            record = self.record(count.run_id)
+            if record is not None and record.crew.get(member.name) == member.incarnation:
+                record.links[member.name, count.link.SerializeToString(deterministic=True)] = run_pb2.LinkTotals(
+                    link=count.link,
+                    tensor_bytes=count.tensor_bytes,
+                    wire_bytes=count.wire_bytes,
+                    num_frames=count.num_frames,
+                    worker=member.name,
+                )
+
+    def _lose(self, loss: Loss, turn: Turn) -> None:
+        if loss.member.session is not None:
+            turn.commands.append(EndSession(session=loss.member.session, error=lost(loss, None)))
+        for live in self._live.values():
+            live.worker_lost(turn, loss)
+
+    # --- what follows -----------------------------------------------------------------------------------------------
+
+    @property
+    def _head(self) -> str:
+        """The run whose turn it is."""
+        return next(iter(self._live), "")
+
+    def _settle(self, turn: Turn) -> None:
+        """Let every run go as far as it can, publish what has changed, and let go of what has ended."""
+        is_settled = False
+        while not is_settled:
+            is_settled = True
+            for run_id, live in list(self._live.items()):
+                live.advance(turn, is_head=run_id == self._head, inspecting=self._inspecting())
+                if live.record.phase is Phase.ENDED:
+                    self._end(live.record, turn)
+                    is_settled = False
+        for live in self._live.values():
+            if live.record.is_changed:
+                live.record.is_changed = False
+                turn.commands.append(PublishRun(run=run_message(live.record, head=self._head)))
+
+    def _end(self, record: RunRecord, turn: Turn) -> None:
+        del self._live[record.run_id]
+        run = ended_message(record, record.phase_since_s)
+        self._ended[record.run_id] = run
+        turn.commands.append(PublishRun(run=run))
+
+    def _inspecting(self) -> frozenset[str]:
+        return frozenset(name for live in self._live.values() for name in live.record.inspector)
+
+
+def _digest(job: job_pb2.JobSpec) -> bytes:
+    return hashlib.sha256(job.SerializeToString(deterministic=True)).digest()

@@ -1,0 +1,92 @@
+"""From a job and the fleet to a plan, with what the planner cannot know: versions and numeric fingerprints.
+
+The planner is pure mathematics over its own values; this is the one place where messages become those values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pipesvc.coordinator.fleet import Member
+from pipesvc.core.plan import LayerInfo, Plan, StrategySettings, WorkerInfo
+from pipesvc.core.planner import MissingWorkers, make_plan
+from pipesvc.rpc.v1 import job_pb2, local_pb2, worker_pb2
+
+
+def plan_for(job: job_pb2.JobSpec, layers: Sequence[LayerInfo], members: Iterable[Member]) -> Plan | MissingWorkers:
+    """The plan of this job on these workers; raises what the planner refuses."""
+    workers = [_worker_info(member.registration) for member in members]
+    return make_plan(_settings(job.strategy), layers, workers)
+
+
+def layers_of(inspected: local_pb2.Inspected) -> tuple[LayerInfo, ...]:
+    return tuple(
+        LayerInfo(
+            name=layer.name,
+            type=layer.type,
+            mark=layer.mark,
+            parameter_bytes=layer.parameter_bytes,
+            buffer_bytes=layer.buffer_bytes,
+        )
+        for layer in inspected.layers
+    )
+
+
+def plan_warnings(job: job_pb2.JobSpec, plan: Plan, members: Iterable[Member]) -> tuple[str, ...]:
+    """What the user should know about this plan: the planner's own warnings, then versions, then fingerprints."""
+    names = {*plan.workers, plan.feeder_worker}
+    crew = [member for member in members if member.name in names]
+    executors = {member.name: member.registration.fingerprint for member in crew if member.name in plan.workers}
+    return (*plan.warnings, *_version_warnings(job, crew), *fingerprint_warnings(executors))
+
+
+def fingerprint_warnings(fingerprints: dict[str, str]) -> tuple[str, ...]:
+    """One warning if workers differ in what equal numbers are promised for; an empty fingerprint is unknown."""
+    known = {name: value for name, value in sorted(fingerprints.items()) if value}
+    if len(set(known.values())) < 2:
+        return ()
+    said = ", ".join(f"{name}: {value}" for name, value in known.items())
+    return (
+        f"workers with different numeric fingerprints: results may differ from one process in the last bits ({said})",
+    )
+
+
+def _version_warnings(job: job_pb2.JobSpec, crew: Sequence[Member]) -> tuple[str, ...]:
+    warnings = []
+    for what, asked in (("Python", job.python_version), ("torch", job.torch_version)):
+        for member in crew:
+            versions = member.registration.versions
+            has = versions.python if what == "Python" else versions.torch
+            if asked and has and _minor(asked) != _minor(has):
+                warnings.append(f"the job was made with {what} {asked}, worker {member.name} has {what} {has}")
+    return tuple(warnings)
+
+
+def _minor(version: str) -> str:
+    """ "2.13" of "2.13.0+cpu"."""
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def _settings(strategy: job_pb2.StrategySpec) -> StrategySettings:
+    return StrategySettings(
+        is_pipelined=strategy.is_pipelined,
+        micro_batches=strategy.micro_batches,
+        schedule=strategy.schedule,
+        num_stages=strategy.num_stages,
+        boundaries=tuple(strategy.boundaries),
+        placement=dict(strategy.placement),
+        allow_cpu_for_gpu=strategy.allow_cpu_for_gpu,
+        in_flight=strategy.in_flight,
+    )
+
+
+def _worker_info(registration: worker_pb2.Register) -> WorkerInfo:
+    return WorkerInfo(
+        name=registration.name,
+        host=registration.host,
+        boot_id=registration.boot_id,
+        devices=tuple(registration.devices),
+        num_cores=registration.num_cores,
+        num_threads=registration.num_threads,
+        memory_bytes=registration.memory_bytes,
+    )

@@ -1,0 +1,389 @@
+"""The life of one run: what every report, loss, wish and deadline makes of it.
+
+Training jobs hang where two pieces of code each believe that the other one will act. Here every phase has one way in
+(`_enter`, which sets its limit), every wait has a deadline that `tick` enforces, and every end goes through the same
+door: stop all children, write the journal, and only then say that the run has ended.
+
+    WANTING_INSPECTOR > INSPECTING > ENDING_INSPECTION > QUEUED > WANTING_WORKERS >
+    BUILDING > RUNNING > SAVING > STOPPING > CONCLUDING > ENDED
+    (any phase before STOPPING may go there at once, on failure or cancel)
+"""
+
+from __future__ import annotations
+
+import math
+
+from pipesvc.coordinator import saves
+from pipesvc.coordinator.events import ConcludeRun, RecordApplied, RecordPlan, RecordStep
+from pipesvc.coordinator.failures import failure, failure_of, lost, no_batch, not_ready, placed, step_timed_out
+from pipesvc.coordinator.fleet import Loss, Member
+from pipesvc.coordinator.limits import (
+    BEAT_TIMEOUT_S,
+    CANCEL_BOUND_S,
+    CONCLUDE_BOUND_S,
+    DATA_GRACE_S,
+    ECHO_WAIT_S,
+    MAX_INSPECTIONS,
+    STOP_BOUND_S,
+)
+from pipesvc.coordinator.planning import fingerprint_warnings, layers_of, plan_for, plan_warnings
+from pipesvc.coordinator.run_record import STATES, Child, Phase, RunRecord
+from pipesvc.coordinator.run_view import ended_message, role_name
+from pipesvc.coordinator.step_ledger import StepLedger
+from pipesvc.coordinator.turn import Turn
+from pipesvc.core.placement import MissingWorkers
+from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.rpc.v1 import local_pb2, run_pb2, types_pb2
+
+_WORKING = (Phase.BUILDING, Phase.RUNNING, Phase.SAVING)
+_ENDING = (Phase.STOPPING, Phase.CONCLUDING, Phase.ENDED)
+
+
+class RunMachine:
+    """Turns events into commands and into a new state of its record; holds no clock and does nothing itself."""
+
+    def __init__(self, record: RunRecord, now_s: float) -> None:
+        self.record = record
+        self._enter(Phase.WANTING_INSPECTOR, now_s, record.job.worker_wait_s)
+
+    # --- what moves a run on by itself ------------------------------------------------------------------------------
+
+    def advance(self, turn: Turn, *, is_head: bool, inspecting: frozenset[str]) -> None:
+        """Take every step that is possible now. `inspecting` are workers that inspect for some run already."""
+        match self.record.phase:
+            case Phase.WANTING_INSPECTOR:
+                self._try_inspect(turn, inspecting)
+            case Phase.QUEUED | Phase.WANTING_WORKERS if is_head:
+                self._try_start(turn)
+            case Phase.RUNNING:
+                self._issue(turn)
+            case _:
+                pass
+
+    def tick(self, turn: Turn) -> None:
+        """Enforce the limits of what is awaited."""
+        record = self.record
+        self._settle_echo(turn)
+        if record.phase is Phase.RUNNING and record.echo is None:
+            self._tick_running(turn)
+        if record.phase in (Phase.RUNNING, Phase.SAVING):
+            if (error := saves.overdue(record, turn)) is not None:
+                self.fail(turn, error)
+            elif record.cancel_deadline_s is not None and turn.now_s >= record.cancel_deadline_s:
+                self._warn(f"cancelled without weights: they were not stored within {CANCEL_BOUND_S:g} s")
+                self._stop(turn, run_pb2.RUN_STATE_CANCELLED)
+        elif record.deadline_s is not None and turn.now_s >= record.deadline_s:
+            self._run_out(turn)
+
+    def _try_inspect(self, turn: Turn, inspecting: frozenset[str]) -> None:
+        free = [member for member in turn.fleet.available if member.name not in inspecting]
+        if not free:
+            return
+        record = self.record
+        member = min(free, key=lambda member: len(member.children))
+        record.inspector = {member.name: member.incarnation}
+        record.num_inspections += 1
+        self._enter(Phase.INSPECTING, turn.now_s, record.job.build_timeout_s)
+        turn.start_inspector(record, member.name, member.incarnation)
+
+    def _try_start(self, turn: Turn) -> None:
+        record = self.record
+        if record.phase is Phase.WANTING_WORKERS and record.planned_generation == turn.fleet.generation:
+            return
+        if not self._make_plan(turn):
+            return
+        if record.plan is None:
+            if record.phase is Phase.QUEUED:
+                self._enter(Phase.WANTING_WORKERS, turn.now_s, record.job.worker_wait_s)
+            return
+        plan = record.plan
+        members = {name: turn.fleet.member(name) for name in (*plan.workers, plan.feeder_worker)}
+        record.crew = {name: member.incarnation for name, member in members.items() if member is not None}
+        record.unready = {Child(name, types_pb2.ROLE_EXECUTOR) for name in plan.workers}
+        record.unready.add(Child(plan.feeder_worker, types_pb2.ROLE_FEEDER))
+        self._enter(Phase.BUILDING, turn.now_s, record.job.build_timeout_s)
+        made = RecordPlan(
+            run_id=record.run_id,
+            digest=plan.digest,
+            plan_json=plan.to_json(),
+            made_unix_ns=int(turn.now_s * 1e9),
+        )
+        turn.commands.append(made)
+        turn.start_crew(record)
+
+    def _make_plan(self, turn: Turn) -> bool:
+        """Plan with the workers that are here; False when the job was refused."""
+        record = self.record
+        record.planned_generation = turn.fleet.generation
+        members = turn.fleet.available
+        try:
+            plan = plan_for(record.job, record.layers, members)
+        except PipesvcError as error:
+            self.fail(turn, failure_of(error))
+            return False
+        record.is_changed = True
+        if isinstance(plan, MissingWorkers):
+            record.plan, record.missing_text, record.plan_warnings = None, plan.text, ()
+        else:
+            record.plan, record.missing_text = plan, ""
+            record.plan_warnings = plan_warnings(record.job, plan, members)
+        return True
+
+    def _issue(self, turn: Turn) -> None:
+        record, ledger = self.record, self.record.ledger
+        assert ledger is not None
+        if record.echo is not None:
+            return
+        if record.is_cancelled and ledger.is_drained and not ledger.committed:
+            self._stop(turn, run_pb2.RUN_STATE_CANCELLED)
+        elif ledger.is_drained and (record.is_cancelled or ledger.is_complete):
+            self._enter(Phase.SAVING, turn.now_s, None)
+            saves.begin_final(record, turn)
+        while not record.is_cancelled and (batch := ledger.issue(turn.now_s)) is not None:
+            step = local_pb2.IssueStep(step=batch.step, epoch=batch.epoch, shares=batch.shares, rows=batch.rows)
+            message = local_pb2.ToChild(issue_step=step)
+            turn.to_executors(record, message)
+            turn.to_feeder(record, message)
+
+    # --- what the world tells ---------------------------------------------------------------------------------------
+
+    def child_reported(self, turn: Turn, member: Member, role: int, report: local_pb2.FromChild) -> None:
+        """A message of a child of this run, on a worker that is alive."""
+        record = self.record
+        is_inspector = role == types_pb2.ROLE_INSPECTOR
+        if (record.inspector if is_inspector else record.crew).get(member.name) != member.incarnation:
+            return
+        match report.WhichOneof("message"):
+            case "failed":
+                if not is_inspector or record.phase is Phase.INSPECTING:
+                    self.fail(turn, placed(report.failed, member))
+            case "inspected" if is_inspector and record.phase is Phase.INSPECTING:
+                record.layers = layers_of(report.inspected)
+                record.unstopped = turn.stop_children(record, record.inspector.items(), "the model is inspected")
+                self._enter(Phase.ENDING_INSPECTION, turn.now_s, STOP_BOUND_S)
+            case "ready" if record.phase is Phase.BUILDING:
+                self._ready(turn, Child(member.name, role), report.ready)
+            case "batch_announced" | "data_ended" | "step_applied" if record.phase is Phase.RUNNING:
+                try:
+                    self._count(turn, member, report)
+                except PipesvcError as error:
+                    self.fail(turn, placed(failure_of(error), member))
+            case _:
+                pass
+
+    def _ready(self, turn: Turn, child: Child, ready: local_pb2.Ready) -> None:
+        record = self.record
+        record.unready.discard(child)
+        record.is_changed = True
+        if child.role == types_pb2.ROLE_FEEDER:
+            record.is_feeder_ready = True
+        else:
+            record.parameters[child.worker] = run_pb2.WorkerParameters(parameters=ready.parameters)
+            record.fingerprints[child.worker] = ready.fingerprint
+        if record.unready or record.plan is None:
+            return
+        if not any("numeric fingerprints" in warning for warning in record.plan_warnings):
+            record.plan_warnings += fingerprint_warnings(record.fingerprints)
+        record.ledger = StepLedger(record.plan.num_stages, turn.now_s)
+        self._enter(Phase.RUNNING, turn.now_s, None)
+
+    def _count(self, turn: Turn, member: Member, report: local_pb2.FromChild) -> None:
+        record, ledger, plan = self.record, self.record.ledger, self.record.plan
+        assert ledger is not None
+        assert plan is not None
+        if report.HasField("step_applied"):
+            applied = report.step_applied
+            done = ledger.apply(applied, turn.now_s)
+            turn.commands.append(RecordApplied(run_id=record.run_id, stage=applied.stage, step=applied.step))
+            if done is not None:
+                self._commit(turn, done)
+        elif member.name != plan.feeder_worker:
+            return
+        elif report.HasField("batch_announced"):
+            ledger.announce(report.batch_announced)
+        else:
+            ledger.end(report.data_ended.num_steps)
+            record.is_changed = True
+
+    def _commit(self, turn: Turn, done: run_pb2.StepRecord) -> None:
+        record = self.record
+        turn.commands.append(RecordStep(run_id=record.run_id, record=done))
+        turn.to_feeder(record, local_pb2.ToChild(step_committed=local_pb2.StepCommitted(step=done.step)))
+        if record.job.check_finite and not math.isfinite(done.loss):
+            message = f"the loss of step {done.step} is {done.loss}"
+            advice = "Lower the learning rate, clip the gradients, or look at that step's batch"
+            self.fail(turn, failure(ErrorCode.NON_FINITE_LOSS, message, advice=advice, step=done.step))
+
+    def run_stopped(self, turn: Turn, member: Member) -> None:
+        """All children of this run on this worker are gone; that should have been asked for."""
+        record = self.record
+        if record.crew.get(member.name) == member.incarnation and record.phase in _WORKING:
+            message = f"worker {member.name} has ended the run's processes"
+            advice = "Was the worker stopped? Look at its terminal or log"
+            self.fail(turn, failure(ErrorCode.CHILD_DIED, message, advice=advice, worker=member.name, host=member.host))
+        self._stopped(turn, member.name)
+
+    def worker_lost(self, turn: Turn, loss: Loss) -> None:
+        record, member = self.record, loss.member
+        if record.inspector.get(member.name) == member.incarnation and not record.crew:
+            del record.inspector[member.name]
+            if record.phase is Phase.INSPECTING and record.num_inspections < MAX_INSPECTIONS:
+                self._enter(Phase.WANTING_INSPECTOR, turn.now_s, record.job.worker_wait_s)
+            elif record.phase is Phase.INSPECTING:
+                self.fail(turn, lost(loss, record.ledger.committed + 1 if record.ledger is not None else None))
+        elif record.crew.get(member.name) == member.incarnation:
+            del record.crew[member.name]
+            self.fail(turn, lost(loss, record.ledger.committed + 1 if record.ledger is not None else None))
+        self._stopped(turn, member.name)
+
+    def fail(self, turn: Turn, error: types_pb2.ErrorReport) -> None:
+        """A failure of the run. The first real one wins over echoes of it that came earlier."""
+        record = self.record
+        error.run_id = record.run_id
+        if record.phase in _ENDING:
+            is_better = record.error is not None and record.error.is_echo and not error.is_echo
+            if record.phase is Phase.STOPPING and is_better:
+                record.error = error
+            return
+        if record.phase is Phase.SAVING and saves.is_final_whole(record):
+            return
+        if not error.is_echo:
+            self._stop_failed(turn, error)
+        elif record.echo is None:
+            record.echo, record.echo_since_s, record.is_changed = error, turn.now_s, True
+
+    def cancel(self, turn: Turn) -> None:
+        """End after the steps that are issued, with their weights; before the first step, at once."""
+        record = self.record
+        if record.is_cancelled or record.phase in _ENDING:
+            return
+        record.is_cancelled = record.is_changed = True
+        if record.phase not in (Phase.RUNNING, Phase.SAVING):
+            self._stop(turn, run_pb2.RUN_STATE_CANCELLED)
+        else:
+            record.cancel_deadline_s = turn.now_s + CANCEL_BOUND_S
+
+    def weights_merged(self, turn: Turn, *, step: int, problem: str) -> None:
+        record = self.record
+        error = saves.merged(record, turn, step=step, problem=problem)
+        if error is not None:
+            record.error = None
+            self._stop_failed(turn, error)
+        elif record.has_weights and record.phase is Phase.SAVING:
+            is_cancelled = record.is_cancelled
+            self._stop(turn, run_pb2.RUN_STATE_CANCELLED if is_cancelled else run_pb2.RUN_STATE_COMPLETED)
+
+    def concluded(self, problem: str) -> None:
+        """The journal has the run's end, or cannot have it."""
+        if self.record.phase is Phase.CONCLUDING:
+            if problem:
+                self._warn(f"the end of this run is not in the journal: {problem}")
+            self._enter(Phase.ENDED, self.record.phase_since_s, None)
+
+    # --- limits and ends --------------------------------------------------------------------------------------------
+
+    def _tick_running(self, turn: Turn) -> None:
+        record, ledger, plan = self.record, self.record.ledger, self.record.plan
+        assert ledger is not None
+        assert plan is not None
+        waited_s = turn.now_s - ledger.since_s
+        if ledger.is_hungry and not record.is_cancelled:
+            limit_s = record.job.data.timeout_s
+            if waited_s >= limit_s + DATA_GRACE_S:
+                self.fail(turn, no_batch(ledger.issued + 1, limit_s, plan.feeder_worker))
+        elif not ledger.is_drained and waited_s >= record.job.step_timeout_s:
+            late = [(stage, plan.stages[stage].worker) for stage in ledger.lagging_stages]
+            self.fail(turn, step_timed_out(ledger.committed + 1, record.job.step_timeout_s, late))
+
+    def _settle_echo(self, turn: Turn) -> None:
+        """An echo becomes the run's failure when no better one came, and no worker is suspected to be the cause."""
+        record = self.record
+        if record.echo is None or record.phase in _ENDING:
+            return
+        waited_s = turn.now_s - record.echo_since_s
+        is_open = waited_s < BEAT_TIMEOUT_S and any(turn.fleet.is_suspect(name, turn.now_s) for name in record.crew)
+        if waited_s >= ECHO_WAIT_S and not is_open:
+            self._stop_failed(turn, record.echo)
+
+    def _run_out(self, turn: Turn) -> None:
+        """The deadline of a phase has passed."""
+        record = self.record
+        match record.phase:
+            case Phase.WANTING_INSPECTOR:
+                self._inspector_missing(turn)
+            case Phase.WANTING_WORKERS:
+                message = f"{record.missing_text}: they did not come within {record.job.worker_wait_s:g} s"
+                advice = "Start the missing workers, or ask for fewer stages"
+                self.fail(turn, failure(ErrorCode.MISSING_WORKER, message, advice=advice))
+            case Phase.INSPECTING:
+                whom = [f"the inspector on {worker}" for worker in record.inspector]
+                self.fail(turn, not_ready(whom, record.job.build_timeout_s))
+            case Phase.BUILDING:
+                whom = [f"the {role_name(child.role)} on {child.worker}" for child in sorted(record.unready)]
+                self.fail(turn, not_ready(whom, record.job.build_timeout_s))
+            case Phase.ENDING_INSPECTION | Phase.STOPPING:
+                for worker in sorted(record.unstopped):
+                    self._warn(f"worker {worker} did not say within {STOP_BOUND_S:g} s that its processes are gone")
+                    self._stopped(turn, worker)
+            case Phase.CONCLUDING:
+                self.concluded(f"nothing was heard of it for {CONCLUDE_BOUND_S:g} s")
+            case _:
+                pass
+
+    def _inspector_missing(self, turn: Turn) -> None:
+        record = self.record
+        if turn.fleet.available:
+            # All of them inspect for runs that came earlier, each within a limit of its own.
+            record.deadline_s = turn.now_s + record.job.worker_wait_s
+            return
+        message = f"no worker registered within {record.job.worker_wait_s:g} s"
+        self.fail(turn, failure(ErrorCode.MISSING_WORKER, message, advice="Start workers with `pipesvc worker`"))
+
+    def _stop_failed(self, turn: Turn, error: types_pb2.ErrorReport) -> None:
+        record = self.record
+        record.error = error
+        if record.is_cancelled:
+            self._warn(f"while it was cancelled: {error.code}: {error.message}")
+        self._stop(turn, run_pb2.RUN_STATE_CANCELLED if record.is_cancelled else run_pb2.RUN_STATE_FAILED)
+
+    def _stop(self, turn: Turn, outcome: run_pb2.RunState) -> None:
+        """The one way to an end: all children stop, then the journal is told."""
+        record = self.record
+        record.outcome = outcome
+        saves.abandon(record, turn)
+        reason = record.error.message if record.error is not None else run_pb2.RunState.Name(outcome)
+        workers = record.crew if record.crew else record.inspector
+        record.unstopped = turn.stop_children(record, workers.items(), reason)
+        self._enter(Phase.STOPPING, turn.now_s, STOP_BOUND_S)
+        if not record.unstopped:
+            self._conclude(turn)
+
+    def _stopped(self, turn: Turn, worker: str) -> None:
+        record = self.record
+        if worker not in record.unstopped:
+            return
+        record.unstopped.discard(worker)
+        if record.unstopped:
+            return
+        if record.phase is Phase.STOPPING:
+            self._conclude(turn)
+        elif record.phase is Phase.ENDING_INSPECTION:
+            record.inspector = {}
+            self._enter(Phase.QUEUED, turn.now_s, None)
+            # Mistakes are refused now, not when the run's turn comes; missing workers may still come until then.
+            self._make_plan(turn)
+
+    def _conclude(self, turn: Turn) -> None:
+        self._enter(Phase.CONCLUDING, turn.now_s, CONCLUDE_BOUND_S)
+        turn.commands.append(ConcludeRun(run=ended_message(self.record, turn.now_s)))
+
+    def _enter(self, phase: Phase, now_s: float, limit_s: float | None) -> None:
+        record = self.record
+        record.phase, record.phase_since_s = phase, now_s
+        record.deadline_s = now_s + limit_s if limit_s is not None else None
+        record.shown_state = STATES.get(phase, record.shown_state)
+        record.is_changed = True
+
+    def _warn(self, text: str) -> None:
+        self.record.other_warnings.append(text)
+        self.record.is_changed = True

@@ -1,0 +1,144 @@
+"""What people and clients see of a run: its state, and what is awaited, from whom, since when, until when, what then.
+
+A service that waits without a word is a service that hangs; so every phase of a run has its line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipesvc.coordinator.limits import BEAT_TIMEOUT_S, CONCLUDE_BOUND_S, DATA_GRACE_S, SAVE_IDLE_S
+from pipesvc.coordinator.run_record import Phase, RunRecord
+from pipesvc.core.plan import Plan
+from pipesvc.errors import ErrorCode
+from pipesvc.rpc.v1 import run_pb2, types_pb2
+
+
+def run_message(record: RunRecord, *, head: str = "") -> run_pb2.Run:
+    """The run as a client sees it. `head` is the run whose turn it is."""
+    ledger = record.ledger
+    return run_pb2.Run(
+        run_id=record.run_id,
+        name=record.job.name,
+        state=record.shown_state,
+        num_committed_steps=ledger.committed if ledger is not None else 0,
+        num_steps=(ledger.num_steps or 0) if ledger is not None else 0,
+        plan_json=record.plan.to_json() if record.plan is not None else "",
+        warnings=[*record.plan_warnings, *record.other_warnings],
+        awaited=list(_awaited(record, head)),
+        links=list(record.links.values()),
+        parameters=record.parameters,
+        submitted_unix_ns=unix_ns(record.submitted_s),
+        stage_steps=ledger.applied if ledger is not None else (),
+        has_weights=record.has_weights,
+    )
+
+
+def ended_message(record: RunRecord, now_s: float) -> run_pb2.Run:
+    """The run as it will be known for ever."""
+    run = run_message(record)
+    run.state = record.outcome
+    run.ended_unix_ns = unix_ns(now_s)
+    del run.awaited[:]
+    if record.error is not None and record.outcome == run_pb2.RUN_STATE_FAILED:
+        run.error.CopyFrom(record.error)
+    return run
+
+
+def unix_ns(time_s: float) -> int:
+    return int(time_s * 1e9)
+
+
+def role_name(role: int) -> str:
+    return types_pb2.Role.Name(role).removeprefix("ROLE_").lower()
+
+
+def worker_of(plan: Plan, stage: int) -> str:
+    return plan.stages[stage].worker
+
+
+def _awaited(record: RunRecord, head: str) -> Iterator[run_pb2.Awaited]:
+    match record.phase:
+        case Phase.WANTING_INSPECTOR:
+            yield _line(record, "a worker that can inspect the model", "any worker", _fails(ErrorCode.MISSING_WORKER))
+        case Phase.INSPECTING:
+            for worker in record.inspector:
+                yield _line(
+                    record, "the layers of the model", f"inspector on {worker}", _fails(ErrorCode.BUILD_TIMED_OUT)
+                )
+        case Phase.ENDING_INSPECTION:
+            for worker in record.unstopped:
+                yield _line(record, "the end of the inspector", worker, "the run goes on")
+        case Phase.QUEUED:
+            yield _line(record, "its turn", f"run {head}" if head else "the queue", "the run starts")
+        case Phase.WANTING_WORKERS:
+            yield _line(record, record.missing_text, "workers that register", _fails(ErrorCode.MISSING_WORKER))
+        case Phase.BUILDING:
+            for child in sorted(record.unready):
+                whom = f"{role_name(child.role)} on {child.worker}"
+                yield _line(record, "ready", whom, _fails(ErrorCode.BUILD_TIMED_OUT))
+        case Phase.RUNNING:
+            yield from _awaited_running(record)
+        case Phase.SAVING:
+            yield from _awaited_saving(record)
+        case Phase.STOPPING:
+            for worker in sorted(record.unstopped):
+                yield _line(record, "the end of the run's processes", worker, "the run ends without its word")
+        case Phase.CONCLUDING:
+            yield _line(record, "the run's end in the journal", "coordinator", "the run ends with a warning")
+
+
+def _awaited_running(record: RunRecord) -> Iterator[run_pb2.Awaited]:
+    ledger, plan = record.ledger, record.plan
+    assert ledger is not None
+    assert plan is not None
+    since = ledger.since_s
+    if record.echo is not None:
+        until = record.echo_since_s + BEAT_TIMEOUT_S
+        cause = f"the cause of {record.echo.code} on {record.echo.worker}"
+        yield _bounded(cause, "any worker", record.echo_since_s, until, "the run fails with what is known")
+    elif ledger.is_hungry:
+        until = since + record.job.data.timeout_s + DATA_GRACE_S
+        whom = f"feeder on {plan.feeder_worker}"
+        yield _bounded(
+            f"the batch of step {ledger.issued + 1}", whom, since, until, _fails(ErrorCode.DATA_SOURCE_TIMED_OUT)
+        )
+    else:
+        until = record.cancel_deadline_s or since + record.job.step_timeout_s
+        then = "the run is cancelled without weights" if record.is_cancelled else _fails(ErrorCode.STEP_TIMED_OUT)
+        for stage in ledger.lagging_stages:
+            whom = f"stage {stage} on {worker_of(plan, stage)}"
+            yield _bounded(f"step {ledger.committed + 1}", whom, since, until, then)
+
+
+def _awaited_saving(record: RunRecord) -> Iterator[run_pb2.Awaited]:
+    assert record.plan is not None
+    for save in record.saves.values():
+        if save.is_merging:
+            whom = "coordinator"
+            yield _line(record, "the weights in one file", whom, _fails(ErrorCode.TIMED_OUT))
+            continue
+        for stage in record.plan.stages:
+            if stage.index not in save.whole:
+                until = record.cancel_deadline_s or save.moved_s + SAVE_IDLE_S
+                whom = f"stage {stage.index} on {stage.worker}"
+                yield _bounded("more of its weights", whom, save.moved_s, until, _fails(ErrorCode.TIMED_OUT))
+
+
+def _line(record: RunRecord, what: str, whom: str, then: str) -> run_pb2.Awaited:
+    until = record.deadline_s if record.phase is not Phase.CONCLUDING else record.phase_since_s + CONCLUDE_BOUND_S
+    return _bounded(what, whom, record.phase_since_s, until, then)
+
+
+def _bounded(what: str, whom: str, since_s: float, until_s: float | None, then: str) -> run_pb2.Awaited:
+    return run_pb2.Awaited(
+        what=what,
+        from_whom=whom,
+        since_unix_ns=unix_ns(since_s),
+        until_unix_ns=unix_ns(until_s) if until_s is not None else 0,
+        then=then,
+    )
+
+
+def _fails(code: ErrorCode) -> str:
+    return f"the run fails with {code.value}"

@@ -1,0 +1,143 @@
+"""The files under the state directory: bundles by their hash, and each run's weights, log and trace.
+
+    STATE/bundles/SHA256.zip
+    STATE/runs/RUN/weights.safetensors     the final state
+    STATE/runs/RUN/state-STEP/             shards of a state on its way, and the file made of them
+    STATE/runs/RUN/log, STATE/runs/RUN/trace
+
+Callers check run ids before they come here: an id is a directory's name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from pipesvc.coordinator.limits import LOG_BYTES, TRACE_BYTES
+from pipesvc.coordinator.message_file import MessageFile
+from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.rpc.v1 import local_pb2, run_pb2
+from pipesvc.wire.safetensors_stream import merge
+
+
+class Store:
+    """Plain blocking calls; those that move many bytes (`write_shard`, `merge_shards`) are for other threads."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._bundles = state_dir / "bundles"
+        self._runs = state_dir / "runs"
+        self._bundles.mkdir(parents=True, exist_ok=True)
+        self._runs.mkdir(exist_ok=True)
+        self._open: dict[Path, MessageFile] = {}
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+    # --- bundles ----------------------------------------------------------------------------------------------------
+
+    def add_bundle(self, sha256: str, data: bytes) -> None:
+        path = self._bundles / f"{sha256}.zip"
+        if not path.exists():
+            draft = path.with_suffix(".partial")
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+
+    def bundle(self, sha256: str) -> bytes:
+        return (self._bundles / f"{sha256}.zip").read_bytes() if sha256 else b""
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    def begin_run(self, run_id: str) -> None:
+        """Make the run's directory; states half saved under an earlier coordinator go."""
+        self._dir(run_id).mkdir(exist_ok=True)
+        for left_over in self._dir(run_id).glob("state-*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+
+    def end_run(self, run_id: str) -> None:
+        for path in (self.log_path(run_id), self.trace_path(run_id)):
+            if (file := self._open.pop(path, None)) is not None:
+                file.close()
+        for left_over in self._dir(run_id).glob("state-*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+
+    def log_path(self, run_id: str) -> Path:
+        return self._dir(run_id) / "log"
+
+    def trace_path(self, run_id: str) -> Path:
+        return self._dir(run_id) / "trace"
+
+    def add_log_lines(self, run_id: str, lines: Iterable[run_pb2.ReadLogsResponse]) -> bool:
+        """True: the log has just become as large as it may."""
+        said = run_pb2.ReadLogsResponse(line=f"[pipesvc keeps {LOG_BYTES >> 20} MiB of a run's log; the rest is dropped]")
+        messages = [line.SerializeToString() for line in lines]
+        return self._file(self.log_path(run_id), LOG_BYTES).append(messages, said.SerializeToString())
+
+    def add_trace(self, run_id: str, events: Sequence[local_pb2.TraceEvent]) -> bool:
+        """True: the trace has just become as large as it may."""
+        messages = [run_pb2.ReadTraceResponse(events=events).SerializeToString()]
+        return self._file(self.trace_path(run_id), TRACE_BYTES).append(messages)
+
+    # --- weights ----------------------------------------------------------------------------------------------------
+
+    def write_shard(self, run_id: str, chunk: local_pb2.StateChunk) -> None:
+        """Append a piece of a stage's state; pieces come in order, and a first piece begins anew."""
+        path = self._shard(run_id, chunk.step, chunk.stage)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab" if chunk.offset else "wb") as file:
+            if file.tell() != chunk.offset:
+                raise PipesvcError(
+                    ErrorCode.INTERNAL,
+                    f"the state of stage {chunk.stage} goes on at byte {chunk.offset} and {file.tell()} have come",
+                )
+            file.write(chunk.data)
+
+    def merge_shards(self, run_id: str, step: int, num_stages: int) -> None:
+        """One file of all shards, on the disk when this returns."""
+        shards = [self._shard(run_id, step, stage) for stage in range(num_stages)]
+        merge(shards, self._merged(run_id, step))
+        for shard in shards:
+            shard.unlink()
+
+    def keep_weights(self, run_id: str, step: int) -> None:
+        """The merged state of this step is the run's result."""
+        folder = self._dir(run_id)
+        self._merged(run_id, step).replace(folder / "weights.safetensors")
+        shutil.rmtree(self._merged(run_id, step).parent, ignore_errors=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def drop_weights(self, run_id: str, step: int) -> None:
+        shutil.rmtree(self._merged(run_id, step).parent, ignore_errors=True)
+
+    def open_weights(self, run_id: str, step: int | None) -> BinaryIO:
+        """The final weights, or with a step the merged state of that step."""
+        path = self._dir(run_id) / "weights.safetensors" if step is None else self._merged(run_id, step)
+        return path.open("rb")
+
+    def has_weights(self, run_id: str) -> bool:
+        return (self._dir(run_id) / "weights.safetensors").is_file()
+
+    def _file(self, path: Path, max_bytes: int) -> MessageFile:
+        if path not in self._open:
+            self._open[path] = MessageFile(path, max_bytes)
+        return self._open[path]
+
+    def _dir(self, run_id: str) -> Path:
+        return self._runs / run_id
+
+    def _merged(self, run_id: str, step: int) -> Path:
+        return self._dir(run_id) / f"state-{step}" / "merged.safetensors"
+
+    def _shard(self, run_id: str, step: int, stage: int) -> Path:
+        return self._dir(run_id) / f"state-{step}" / f"stage-{stage}.safetensors"

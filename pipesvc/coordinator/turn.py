@@ -1,0 +1,99 @@
+"""One turn of the machine: the time, the fleet, and the commands that come out.
+
+Transitions deep inside a run need all three; carried as one value they stay plain functions of what they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pipesvc.coordinator.events import Command, Send
+from pipesvc.coordinator.fleet import Fleet
+from pipesvc.coordinator.limits import STOP_GRACE_S
+from pipesvc.coordinator.run_record import RunRecord
+from pipesvc.core.schedules import in_flight_bound
+from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
+
+
+@dataclass(kw_only=True, slots=True)
+class Turn:
+    now_s: float
+    fleet: Fleet
+    commands: list[Command] = field(default_factory=list)
+
+    def start_inspector(self, record: RunRecord, worker: str, incarnation: str) -> None:
+        assignment = self._assignment(record, worker, types_pb2.ROLE_INSPECTOR, num_threads=1)
+        self._send(incarnation, start_child=worker_pb2.StartChild(assignment=assignment))
+
+    def start_crew(self, record: RunRecord) -> None:
+        """An executor on every worker of the plan, and the feeder."""
+        plan = record.plan
+        assert plan is not None
+        registrations = {name: self._registration(name) for name in record.crew}
+        addresses = {stage.index: registrations[stage.worker].data_address for stage in plan.stages}
+        addresses[-1] = registrations[plan.feeder_worker].data_address
+        bound = in_flight_bound(plan.schedule, 0, plan.num_stages, plan.micro_batches, plan.in_flight)
+        children = [(worker, types_pb2.ROLE_EXECUTOR, plan.threads[worker]) for worker in plan.workers]
+        children.append((plan.feeder_worker, types_pb2.ROLE_FEEDER, 1))
+        for worker, role, num_threads in children:
+            start = worker_pb2.StartChild(
+                assignment=self._assignment(record, worker, role, num_threads=num_threads),
+                addresses=addresses,
+                link_token=record.link_token,
+                window_parcels=max(2, bound),
+            )
+            self._send(record.crew[worker], start_child=start)
+
+    def to_executors(self, record: RunRecord, message: local_pb2.ToChild) -> None:
+        assert record.plan is not None
+        for worker in record.plan.workers:
+            self._to_run(record, worker, types_pb2.ROLE_EXECUTOR, message)
+
+    def to_feeder(self, record: RunRecord, message: local_pb2.ToChild) -> None:
+        assert record.plan is not None
+        self._to_run(record, record.plan.feeder_worker, types_pb2.ROLE_FEEDER, message)
+
+    def stop_children(self, record: RunRecord, workers: Iterable[tuple[str, str]], reason: str) -> set[str]:
+        """Ask the workers that are still there to end their children of this run; returns those asked."""
+        asked = set()
+        for worker, incarnation in workers:
+            if self.fleet.member(worker, incarnation) is not None:
+                stop = worker_pb2.StopRun(run_id=record.run_id, grace_s=STOP_GRACE_S, reason=reason)
+                self._send(incarnation, stop_run=stop)
+                asked.add(worker)
+        return asked
+
+    def _assignment(
+        self, record: RunRecord, worker: str, role: types_pb2.Role, *, num_threads: int
+    ) -> local_pb2.Assignment:
+        return local_pb2.Assignment(
+            run_id=record.run_id,
+            term=record.term,
+            role=role,
+            job=record.job,
+            plan_json="" if role == types_pb2.ROLE_INSPECTOR or record.plan is None else record.plan.to_json(),
+            worker=worker,
+            host=self._registration(worker).host,
+            num_threads=num_threads,
+        )
+
+    def _registration(self, worker: str) -> worker_pb2.Register:
+        member = self.fleet.member(worker)
+        assert member is not None, f"{worker} was planned with and is not registered"
+        return member.registration
+
+    def _to_run(self, record: RunRecord, worker: str, role: types_pb2.Role, message: local_pb2.ToChild) -> None:
+        to_run = worker_pb2.ToRun(run_id=record.run_id, role=role, message=message)
+        self._send(record.crew[worker], to_run=to_run)
+
+    def _send(
+        self,
+        incarnation: str,
+        *,
+        start_child: worker_pb2.StartChild | None = None,
+        to_run: worker_pb2.ToRun | None = None,
+        stop_run: worker_pb2.StopRun | None = None,
+    ) -> None:
+        message = worker_pb2.AttachResponse(start_child=start_child, to_run=to_run, stop_run=stop_run)
+        self.commands.append(Send(incarnation=incarnation, message=message))

@@ -1,0 +1,132 @@
+"""Refuses a job that cannot run, before anything is stored or started.
+
+The client checks the same and says it in the user's own words; this check is for every other client, and for what a
+client of another version believes to be right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from pipesvc.coordinator.limits import BUNDLE_BYTES, JOB_BYTES
+from pipesvc.core.schedules import SCHEDULE_NAMES
+from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.rpc.v1 import job_pb2, types_pb2
+
+# Run ids name directories.
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TARGET: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_MAX_WAIT_S: Final = 30 * 24 * 3600.0
+_MAX_MICRO_BATCHES: Final = 65_536
+_MAX_CAPACITY: Final = 65_536
+
+
+def check_submission(run_id: str, job: job_pb2.JobSpec, bundle: bytes) -> None:
+    """Raises INVALID_JOB or BUNDLE_REFUSED with every fault that was found."""
+    faults = list(_faults(run_id, job))
+    if faults:
+        raise PipesvcError(ErrorCode.INVALID_JOB, "; ".join(faults), where=Where(run_id=run_id[:64]))
+    _check_bundle(run_id, job.bundle_sha256, bundle)
+
+
+def _check_bundle(run_id: str, sha256: str, bundle: bytes) -> None:
+    fault = ""
+    if len(bundle) > BUNDLE_BYTES:
+        fault = f"the bundle has {len(bundle)} bytes, at most {BUNDLE_BYTES} are allowed"
+    elif bool(bundle) != bool(sha256):
+        fault = "a bundle and its hash come together or not at all"
+    elif bundle and hashlib.sha256(bundle).hexdigest() != sha256:
+        fault = "the bundle's bytes do not have the hash that the job names"
+    if fault:
+        raise PipesvcError(ErrorCode.BUNDLE_REFUSED, fault, where=Where(run_id=run_id))
+
+
+def _faults(run_id: str, job: job_pb2.JobSpec) -> Iterator[str]:
+    if _RUN_ID.fullmatch(run_id) is None:
+        yield "a run id has 1 to 64 letters, digits, dots, dashes and underscores, and begins with a letter or digit"
+    if job.ByteSize() > JOB_BYTES:
+        yield f"the job has {job.ByteSize()} bytes, at most {JOB_BYTES} are allowed"
+        return
+    if len(job.name) > 200:
+        yield f"the job's name has {len(job.name)} characters, at most 200 are allowed"
+    yield from _faults_of_calls(job)
+    yield from _faults_of_data(job)
+    yield from _faults_of_strategy(job)
+    yield from _faults_of_run(job)
+
+
+def _faults_of_calls(job: job_pb2.JobSpec) -> Iterator[str]:
+    for field in ("model", "optimizer"):
+        if not job.HasField(field):
+            yield f"the job has no {field}"
+    calls = {"model": job.model, "loss": job.loss, "optimizer": job.optimizer, "weight": job.weight}
+    for field, call in calls.items():
+        if job.HasField(field):
+            yield from _faults_of_call(field, call)
+
+
+def _faults_of_call(field: str, call: types_pb2.Call) -> Iterator[str]:
+    if _TARGET.fullmatch(call.target) is None:
+        yield f'{field} is {call.target!r}, which is not "package.module:name"'
+    if call.arguments_json:
+        try:
+            is_object = isinstance(json.loads(call.arguments_json), dict)
+        except (ValueError, RecursionError):
+            is_object = False
+        if not is_object:
+            yield f"the arguments of {field} are not a JSON object"
+
+
+def _faults_of_data(job: job_pb2.JobSpec) -> Iterator[str]:
+    data = job.data
+    if data.is_streamed == data.HasField("source"):
+        yield "the data has a source or is streamed by the client: one of the two"
+    if data.HasField("source"):
+        yield from _faults_of_call("the data source", data.source)
+    if data.yields not in (job_pb2.YIELDS_SAMPLE, job_pb2.YIELDS_SAMPLE_LIST, job_pb2.YIELDS_BATCH):
+        yield f"what the data source yields is the unknown number {data.yields}"
+    elif data.yields != job_pb2.YIELDS_BATCH and not data.batch_size:
+        yield "batch_size is 0 and the source does not yield whole batches"
+    if not 1 <= data.capacity <= _MAX_CAPACITY:
+        yield f"capacity is {data.capacity}: it counts batches, 1 to {_MAX_CAPACITY}"
+    yield from _faults_of_waits({"the data source's timeout": data.timeout_s})
+    if job.HasField("weight") and not data.has_labels:
+        yield "a weight function needs labels, and the data has none"
+
+
+def _faults_of_strategy(job: job_pb2.JobSpec) -> Iterator[str]:
+    strategy, batch_size = job.strategy, job.data.batch_size
+    if not 1 <= strategy.micro_batches <= _MAX_MICRO_BATCHES:
+        yield f"micro_batches is {strategy.micro_batches}: 1 to {_MAX_MICRO_BATCHES} are possible"
+    elif 0 < batch_size < strategy.micro_batches:
+        yield (
+            f"a batch of {batch_size} rows cannot be cut into {strategy.micro_batches} micro-batches: "
+            f"use at most {batch_size} micro-batches or a larger batch"
+        )
+    if strategy.schedule.lower() not in {name.lower() for name in SCHEDULE_NAMES}:
+        yield f"the schedule is {strategy.schedule!r}: choose one of {', '.join(SCHEDULE_NAMES)}"
+    if list(strategy.boundaries) != sorted(set(strategy.boundaries)) or 0 in strategy.boundaries:
+        yield f"boundaries {list(strategy.boundaries)} do not ascend from 1"
+
+
+def _faults_of_run(job: job_pb2.JobSpec) -> Iterator[str]:
+    if not job.epochs and not job.max_steps:
+        yield "epochs and max_steps are both 0: the run would have no end"
+    if not (math.isfinite(job.clip_norm) and job.clip_norm >= 0):
+        yield f"clip_norm is {job.clip_norm}: it is 0 (no clipping) or a positive number"
+    waits = ("worker_wait_s", "build_timeout_s", "step_timeout_s")
+    yield from _faults_of_waits({name: getattr(job, name) for name in waits})
+    if job.bundle_sha256 and _SHA256.fullmatch(job.bundle_sha256) is None:
+        yield "bundle_sha256 is not a SHA-256 in 64 lower-case hex digits"
+
+
+def _faults_of_waits(waits: dict[str, float]) -> Iterator[str]:
+    for name, value in waits.items():
+        if not 0 < value <= _MAX_WAIT_S:
+            yield f"{name} is {value:g}: seconds, above 0 and at most {_MAX_WAIT_S:g}"

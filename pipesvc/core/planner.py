@@ -1,0 +1,103 @@
+"""From a model, a strategy and the registered workers to a plan, or to the workers that must come first.
+
+A pure function of what is known now: the coordinator asks again whenever a worker comes or goes. Anything that no
+further worker can cure is refused, with the valid names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipesvc.core.checker import check
+from pipesvc.core.placement import MissingWorkers, place
+from pipesvc.core.plan import LayerInfo, Plan, StagePlan, StrategySettings, WorkerInfo
+from pipesvc.core.schedules import check_counts, in_flight_bound, schedule_name, worker_actions
+from pipesvc.core.stages import StageCut, cut
+
+__all__ = ["MissingWorkers", "dry_run", "make_plan"]
+
+
+def make_plan(
+    settings: StrategySettings, layers: Sequence[LayerInfo], workers: Sequence[WorkerInfo]
+) -> Plan | MissingWorkers:
+    """The plan of a run on these workers, given in the order of their registration."""
+    check_counts(settings.schedule, num_micro_batches=settings.micro_batches, in_flight=settings.in_flight)
+    cuts = cut(settings, layers, len(workers))
+    labels = [stage.label for stage in cuts]
+    # The switch "pipelined or not" must not need a second edit: a placement for the stages that are gone is left aside.
+    placement = {label: wish for label, wish in settings.placement.items() if settings.is_pipelined or label in labels}
+    places = place(labels, placement, workers, allows_cpu_for_gpu=settings.allow_cpu_for_gpu)
+    if isinstance(places, MissingWorkers):
+        return places
+    stages = tuple(
+        _stage_plan(index, stage, layers, places[stage.label].worker, places[stage.label].device)
+        for index, stage in enumerate(cuts)
+    )
+    plan = Plan(
+        stages=stages,
+        schedule=schedule_name(settings.schedule),
+        micro_batches=settings.micro_batches,
+        in_flight=settings.in_flight,
+        feeder_worker=stages[0].worker,
+        threads=_threads([worker for worker in workers if any(stage.worker == worker.name for stage in stages)]),
+        warnings=_warnings(settings, len(stages)),
+    )
+    dry_run(plan)
+    return plan
+
+
+def dry_run(plan: Plan) -> dict[int, int]:
+    """Refuses a plan whose lists would get stuck; gives the most micro-batches alive at once on each stage.
+
+    With the gradient norms, which are the most that any step contains; a step without them has less to wait for.
+    """
+    lists = {
+        worker: worker_actions(
+            plan.schedule,
+            stages=[stage.index for stage in plan.stages_of(worker)],
+            num_stages=plan.num_stages,
+            num_micro_batches=plan.micro_batches,
+            in_flight=plan.in_flight,
+            clips=True,
+        )
+        for worker in plan.workers
+    }
+    bounds = {
+        stage.index: in_flight_bound(plan.schedule, stage.index, plan.num_stages, plan.micro_batches, plan.in_flight)
+        for stage in plan.stages
+    }
+    return check(lists, num_stages=plan.num_stages, num_micro_batches=plan.micro_batches, bounds=bounds, clips=True)
+
+
+def _stage_plan(index: int, stage: StageCut, layers: Sequence[LayerInfo], worker: str, device: str) -> StagePlan:
+    held = layers[stage.first_layer : stage.end_layer]
+    return StagePlan(
+        index=index,
+        label=stage.label,
+        worker=worker,
+        device=device,
+        first_layer=stage.first_layer,
+        end_layer=stage.end_layer,
+        layer_names=tuple(layer.name for layer in held),
+        parameter_bytes=sum(layer.parameter_bytes for layer in held),
+    )
+
+
+def _threads(workers: Sequence[WorkerInfo]) -> dict[str, int]:
+    """A worker's own number, else an equal share of the machine's cores among the plan's workers on that machine."""
+    num_on_machine: dict[str, int] = {}
+    for worker in workers:
+        num_on_machine[worker.boot_id] = num_on_machine.get(worker.boot_id, 0) + 1
+    return {
+        worker.name: worker.num_threads or max(1, worker.num_cores // num_on_machine[worker.boot_id])
+        for worker in workers
+    }
+
+
+def _warnings(settings: StrategySettings, num_stages: int) -> tuple[str, ...]:
+    if settings.is_pipelined and settings.micro_batches == 1 and num_stages >= 2:
+        return (
+            f"micro_batches is 1 with {num_stages} stages: nothing overlaps, one stage works while the others wait. "
+            f"Set micro_batches to {2 * num_stages} or more.",
+        )
+    return ()

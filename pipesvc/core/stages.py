@@ -1,0 +1,104 @@
+"""Where a list of layers is cut into stages: by marks, by given boundaries, or evenly.
+
+Apart from placement, because the cut depends on the model alone, and the same cut is asked for by tests, plans and
+messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pipesvc.core import marks
+from pipesvc.core.plan import LayerInfo, StrategySettings
+from pipesvc.errors import ErrorCode, PipesvcError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageCut:
+    """A stage before it has a place."""
+
+    label: str
+    first_layer: int
+    end_layer: int
+
+
+def cut(settings: StrategySettings, layers: Sequence[LayerInfo], num_workers: int) -> tuple[StageCut, ...]:
+    """The stages of these layers in order; together they hold every layer once, and none is empty."""
+    if not layers:
+        raise PipesvcError(ErrorCode.INVALID_JOB, "the model has no layers", advice="Return at least one module.")
+    if not settings.is_pipelined:
+        return _numbered([], len(layers))
+    if any(layer.mark for layer in layers):
+        if settings.boundaries or settings.num_stages:
+            asked = "boundaries" if settings.boundaries else "num_stages"
+            raise PipesvcError(
+                ErrorCode.INVALID_PLAN,
+                f"the model has device_guard marks and the strategy has {asked}",
+                advice=f"Use one of the two: remove the marks or {asked}.",
+            )
+        return _by_marks(layers)
+    if settings.boundaries:
+        return _by_boundaries(settings, len(layers))
+    return _evenly(settings.num_stages, len(layers), num_workers)
+
+
+def _numbered(boundaries: Sequence[int], num_layers: int) -> tuple[StageCut, ...]:
+    edges = [0, *boundaries, num_layers]
+    return tuple(
+        StageCut(label=f"stage:{index}", first_layer=edges[index], end_layer=edges[index + 1])
+        for index in range(len(edges) - 1)
+    )
+
+
+def _by_marks(layers: Sequence[LayerInfo]) -> tuple[StageCut, ...]:
+    """An unmarked layer joins the stage before it; leading unmarked layers join the first stage."""
+    starts: list[tuple[str, int]] = []
+    for index, layer in enumerate(layers):
+        if not layer.mark or (starts and layer.mark == starts[-1][0]):
+            continue
+        marks.parse(layer.mark)
+        if any(layer.mark == label for label, _ in starts):
+            raise PipesvcError(
+                ErrorCode.INVALID_PLAN,
+                f"mark {layer.mark!r} comes back at layer {index} ({layer.name}) after {starts[-1][0]!r}",
+                advice="A mark names one run of layers: give the later ones a mark of their own, "
+                'such as "cpu:second", and place both on one worker if you like.',
+            )
+        starts.append((layer.mark, index if starts else 0))
+    ends = [first for _, first in starts[1:]] + [len(layers)]
+    return tuple(
+        StageCut(label=label, first_layer=first, end_layer=end)
+        for (label, first), end in zip(starts, ends, strict=True)
+    )
+
+
+def _by_boundaries(settings: StrategySettings, num_layers: int) -> tuple[StageCut, ...]:
+    edges = [0, *settings.boundaries, num_layers]
+    if any(after <= before for before, after in pairwise(edges)):
+        raise PipesvcError(
+            ErrorCode.INVALID_PLAN,
+            f"boundaries {list(settings.boundaries)} do not cut {num_layers} layers into non-empty stages",
+            advice=f"Give ascending indices from 1 to {num_layers - 1}: the first layer of each stage but the first.",
+        )
+    if settings.num_stages not in (0, len(settings.boundaries) + 1):
+        raise PipesvcError(
+            ErrorCode.INVALID_PLAN,
+            f"num_stages={settings.num_stages} contradicts boundaries {list(settings.boundaries)}, "
+            f"which make {len(settings.boundaries) + 1} stages",
+            advice="Leave num_stages out.",
+        )
+    return _numbered(settings.boundaries, num_layers)
+
+
+def _evenly(num_stages: int, num_layers: int, num_workers: int) -> tuple[StageCut, ...]:
+    """As equal as can be, later stages the larger ones: early stages hold more micro-batches."""
+    if num_stages < 0 or num_stages > num_layers:
+        raise PipesvcError(
+            ErrorCode.INVALID_PLAN,
+            f"{num_layers} layers cannot fill {num_stages} stages",
+            advice=f"Use num_stages of 1 to {num_layers}, or 0 for one per worker.",
+        )
+    count = num_stages or max(1, min(num_workers, num_layers))
+    return _numbered([index * num_layers // count for index in range(1, count)], num_layers)

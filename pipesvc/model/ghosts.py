@@ -1,0 +1,82 @@
+"""A ghost is a tensor of a layer that another stage holds: shape and dtype, no values (torch's meta device).
+
+While a model is built, code may do anything with a ghost but read its value. `unreadable` is the error for that, with the line of
+user code that asked.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from pipesvc.errors import ErrorCode, PipesvcError
+
+META: Final = torch.device("meta")
+CPU: Final = torch.device("cpu")
+
+_NOT_USER_CODE: Final = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+_STDLIB: Final = os.path.dirname(os.__file__) + os.sep
+_ADVICE: Final = (
+    "Each worker holds the values of its own layers only: compute this from sizes and constants, do it inside forward, "
+    "or run the model as one stage (is_pipelined off)."
+)
+
+
+class UnreadableError(PipesvcError):
+    """Building code asked for a value that this worker does not hold."""
+
+
+def is_ghost(value: object) -> bool:
+    """Asks the storage, since `Tensor.device` of a ghost says "cpu" while building (see `modes.Faces`)."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return False
+    return value.untyped_storage().device == META
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors among the arguments or results of an operator: they nest in lists and tuples only."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+
+
+def ghost_of(parameter: nn.Parameter) -> nn.Parameter:
+    """A parameter of the same class, shape, dtype and attributes, without values."""
+    empty = torch.empty_strided(parameter.size(), parameter.stride(), dtype=parameter.dtype, device=META)
+    ghost: nn.Parameter = torch.Tensor._make_subclass(type(parameter), empty, parameter.requires_grad)
+    ghost.__dict__.update(parameter.__dict__)
+    return ghost
+
+
+def unreadable(what: str) -> UnreadableError:
+    """`what` is the operation, as in "`.item()`"."""
+    return UnreadableError(
+        ErrorCode.BUILD_FAILED,
+        f"{what} at {user_line()} reads the value of a tensor that another stage holds",
+        advice=_ADVICE,
+    )
+
+
+def user_line() -> str:
+    """The innermost line that belongs neither to torch nor to this package, as `file:line: text`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        in_stdlib = path.startswith(_STDLIB) and "site-packages" not in path
+        if not path.startswith(_NOT_USER_CODE) and not in_stdlib and not path.startswith("<frozen"):
+            text = linecache.getline(path, frame.f_lineno).strip()
+            return f"{path}:{frame.f_lineno}" + (f" (`{text}`)" if text else "")
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "an unknown line"

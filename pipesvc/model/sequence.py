@@ -1,0 +1,105 @@
+"""The layers of a model whose order the user wrote down.
+
+A chain that is guessed from `named_children` is wrong without a sound whenever `forward` does something else, so an order is only
+accepted where the user stated it: an `nn.Sequential` with its own forward, or a list of modules. Everything that a plain run of the
+layers one after another would lose (a forward of one's own, hooks or parameters on the container) is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from pipesvc.errors import ErrorCode, PipesvcError
+
+NamedLayer = tuple[str, nn.Module]
+
+_WAY_OUT = (
+    "Return an nn.Sequential or a list of modules from the model function: each entry is a layer, and the output of one is the input "
+    "of the next. What happens between two layers in forward belongs into a module of its own."
+)
+
+
+def layers_of(model: object) -> list[NamedLayer]:
+    """Each layer with its name in the state dict; a nested Sequential is one layer."""
+    layers: list[NamedLayer] = []
+    for name, layer in _entries(model):
+        if not isinstance(layer, nn.Module):
+            what = "is missing (None)" if layer is None else f"is a {type(layer).__name__}, not a module"
+            raise _refused(f"layer {name!r} of the model {what}")
+        if type(layer).forward is nn.Module.forward and "forward" not in layer.__dict__:
+            raise _refused(f"layer {name!r} ({type(layer).__name__}) has no forward")
+        layers.append((name, layer))
+    if not layers:
+        raise _refused("the model has no layers")
+    _refuse_repeats(layers)
+    return layers
+
+
+def refuse_lazy(layers: Sequence[NamedLayer]) -> None:
+    """A lazy layer learns its sizes from its first input, which a worker that builds one stage never sees."""
+    for name, layer in layers:
+        for path, module in layer.named_modules(prefix=name):
+            # `Any`: torch annotates the argument as if it were always lazy.
+            values: list[Any] = [*module._parameters.values(), *module._buffers.values()]
+            if any(value is not None and is_lazy(value) for value in values):
+                raise PipesvcError(
+                    ErrorCode.INVALID_JOB,
+                    f"{path!r} ({type(module).__name__}) has no sizes before its first call",
+                    advice="Give the sizes: nn.Linear instead of nn.LazyLinear, and so on.",
+                )
+
+
+def shared_parameters(layers: Sequence[NamedLayer]) -> list[tuple[int, int, str]]:
+    """(layer index, later layer index, name at the first) of each parameter that two layers hold."""
+    first_seen: dict[int, tuple[int, str]] = {}
+    shared = []
+    for index, (layer_name, layer) in enumerate(layers):
+        for name, parameter in layer.named_parameters(prefix=layer_name):
+            first_index, first_name = first_seen.setdefault(id(parameter), (index, name))
+            if first_index != index:
+                shared.append((first_index, index, first_name))
+    return shared
+
+
+def _entries(model: object) -> list[tuple[str, object]]:
+    if isinstance(model, list | tuple):
+        return [(str(index), layer) for index, layer in enumerate(model)]
+    if isinstance(model, nn.Sequential | nn.ModuleList):
+        _refuse_what_a_chain_would_lose(model)
+        return list(model._modules.items())
+    raise _refused(f"the model is a {type(model).__name__}, whose order of layers is not known")
+
+
+def _refuse_what_a_chain_would_lose(model: nn.Sequential | nn.ModuleList) -> None:
+    kind = type(model).__name__
+    plain_forward = nn.Sequential.forward if isinstance(model, nn.Sequential) else nn.Module.forward
+    if type(model).forward is not plain_forward or "forward" in model.__dict__:
+        raise _refused(f"the model ({kind}) has a forward of its own")
+    own = [name for name, value in [*model._parameters.items(), *model._buffers.items()] if value is not None]
+    if own:
+        raise _refused(f"the model ({kind}) holds {own[0]!r} itself, outside its layers")
+    hooks = [model._forward_hooks, model._forward_pre_hooks, model._backward_hooks, model._backward_pre_hooks]
+    if any(hooks):
+        raise _refused(f"the model ({kind}) has hooks of its own, which no stage would call: register them on a layer")
+
+
+def _refuse_repeats(layers: Sequence[NamedLayer]) -> None:
+    """A layer without state may come twice (one nn.ReLU for all): two copies of it do the same."""
+    first_names: dict[int, str] = {}
+    for name, layer in layers:
+        first = first_names.setdefault(id(layer), name)
+        has_state = any(True for _ in layer.parameters()) or any(True for _ in layer.buffers())
+        if first != name and has_state:
+            raise PipesvcError(
+                ErrorCode.INVALID_JOB,
+                f"layers {first!r} and {name!r} are the same {type(layer).__name__} object (tied weights)",
+                advice="Two stages cannot hold one object: give each place its own module, or put both uses into one layer.",
+            )
+
+
+def _refused(message: str) -> PipesvcError:
+    return PipesvcError(ErrorCode.INVALID_JOB, message, advice=_WAY_OUT)

@@ -1,0 +1,1 @@
+"""Messages and stubs generated from protos/; nothing is written here by hand."""

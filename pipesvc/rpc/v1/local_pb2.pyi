@@ -1,0 +1,275 @@
+from pipesvc.rpc.v1 import job_pb2 as _job_pb2
+from pipesvc.rpc.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Assignment(_message.Message):
+    __slots__ = ("run_id", "term", "role", "job", "plan_json", "worker", "host", "num_threads", "bundle_dir")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_DIR_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    term: int
+    role: _types_pb2.Role
+    job: _job_pb2.JobSpec
+    plan_json: str
+    worker: str
+    host: str
+    num_threads: int
+    bundle_dir: str
+    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., plan_json: _Optional[str] = ..., worker: _Optional[str] = ..., host: _Optional[str] = ..., num_threads: _Optional[int] = ..., bundle_dir: _Optional[str] = ...) -> None: ...
+
+class LocalTensor(_message.Message):
+    __slots__ = ("link", "step", "micro_batch", "value", "num_values", "structure", "dtype", "shape", "requires_grad", "is_no_gradient", "total_bytes", "segment_id", "new_segment_bytes", "inline_payload")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    NUM_VALUES_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    REQUIRES_GRAD_FIELD_NUMBER: _ClassVar[int]
+    IS_NO_GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    NEW_SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INLINE_PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    link: _types_pb2.LinkId
+    step: int
+    micro_batch: int
+    value: int
+    num_values: int
+    structure: str
+    dtype: _types_pb2.ElementType
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    requires_grad: bool
+    is_no_gradient: bool
+    total_bytes: int
+    segment_id: int
+    new_segment_bytes: int
+    inline_payload: bytes
+    def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., step: _Optional[int] = ..., micro_batch: _Optional[int] = ..., value: _Optional[int] = ..., num_values: _Optional[int] = ..., structure: _Optional[str] = ..., dtype: _Optional[_Union[_types_pb2.ElementType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., requires_grad: _Optional[bool] = ..., is_no_gradient: _Optional[bool] = ..., total_bytes: _Optional[int] = ..., segment_id: _Optional[int] = ..., new_segment_bytes: _Optional[int] = ..., inline_payload: _Optional[bytes] = ...) -> None: ...
+
+class ReleaseSegment(_message.Message):
+    __slots__ = ("segment_id",)
+    SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    segment_id: int
+    def __init__(self, segment_id: _Optional[int] = ...) -> None: ...
+
+class ParcelsConsumed(_message.Message):
+    __slots__ = ("link", "num_parcels")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARCELS_FIELD_NUMBER: _ClassVar[int]
+    link: _types_pb2.LinkId
+    num_parcels: int
+    def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., num_parcels: _Optional[int] = ...) -> None: ...
+
+class IssueStep(_message.Message):
+    __slots__ = ("step", "epoch", "shares", "rows")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    epoch: int
+    shares: _containers.RepeatedScalarFieldContainer[float]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., shares: _Optional[_Iterable[float]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StepCommitted(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
+
+class SaveState(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class ToChild(_message.Message):
+    __slots__ = ("assignment_path", "issue_step", "step_committed", "save_state", "stop", "tensor", "release_segment")
+    ASSIGNMENT_PATH_FIELD_NUMBER: _ClassVar[int]
+    ISSUE_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    SAVE_STATE_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    assignment_path: str
+    issue_step: IssueStep
+    step_committed: StepCommitted
+    save_state: SaveState
+    stop: Stop
+    tensor: LocalTensor
+    release_segment: ReleaseSegment
+    def __init__(self, assignment_path: _Optional[str] = ..., issue_step: _Optional[_Union[IssueStep, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., save_state: _Optional[_Union[SaveState, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ...) -> None: ...
+
+class ParameterInfo(_message.Message):
+    __slots__ = ("name", "num_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_bytes: int
+    def __init__(self, name: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("parameters", "fingerprint")
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    parameters: _containers.RepeatedCompositeFieldContainer[ParameterInfo]
+    fingerprint: str
+    def __init__(self, parameters: _Optional[_Iterable[_Union[ParameterInfo, _Mapping]]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class LayerInfo(_message.Message):
+    __slots__ = ("name", "type", "mark", "parameter_bytes", "buffer_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    type: str
+    mark: str
+    parameter_bytes: int
+    buffer_bytes: int
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., mark: _Optional[str] = ..., parameter_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ...) -> None: ...
+
+class Inspected(_message.Message):
+    __slots__ = ("layers",)
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedCompositeFieldContainer[LayerInfo]
+    def __init__(self, layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ...) -> None: ...
+
+class BatchAnnounced(_message.Message):
+    __slots__ = ("step", "epoch", "shares", "rows")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    epoch: int
+    shares: _containers.RepeatedScalarFieldContainer[float]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., shares: _Optional[_Iterable[float]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DataEnded(_message.Message):
+    __slots__ = ("num_steps",)
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    num_steps: int
+    def __init__(self, num_steps: _Optional[int] = ...) -> None: ...
+
+class StepApplied(_message.Message):
+    __slots__ = ("step", "stage", "loss")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    stage: int
+    loss: float
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("phase", "step", "stage", "micro_batch", "awaiting", "since_unix_ns")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    AWAITING_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    step: int
+    stage: int
+    micro_batch: int
+    awaiting: str
+    since_unix_ns: int
+    def __init__(self, phase: _Optional[str] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., micro_batch: _Optional[int] = ..., awaiting: _Optional[str] = ..., since_unix_ns: _Optional[int] = ...) -> None: ...
+
+class StateChunk(_message.Message):
+    __slots__ = ("step", "stage", "offset", "data", "is_last")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    stage: int
+    offset: int
+    data: bytes
+    is_last: bool
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., is_last: _Optional[bool] = ...) -> None: ...
+
+class TraceEvent(_message.Message):
+    __slots__ = ("step", "stage", "micro_batch", "action", "start_unix_ns", "end_unix_ns", "awaited", "awaited_ns", "worker")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_NS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    stage: int
+    micro_batch: int
+    action: str
+    start_unix_ns: int
+    end_unix_ns: int
+    awaited: str
+    awaited_ns: int
+    worker: str
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., micro_batch: _Optional[int] = ..., action: _Optional[str] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., awaited: _Optional[str] = ..., awaited_ns: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
+
+class Trace(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[TraceEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ...) -> None: ...
+
+class FromChild(_message.Message):
+    __slots__ = ("ready", "inspected", "batch_announced", "data_ended", "step_applied", "failed", "progress", "state_chunk", "trace", "tensor", "release_segment", "parcels_consumed")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    INSPECTED_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
+    DATA_ENDED_FIELD_NUMBER: _ClassVar[int]
+    STEP_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    PARCELS_CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    ready: Ready
+    inspected: Inspected
+    batch_announced: BatchAnnounced
+    data_ended: DataEnded
+    step_applied: StepApplied
+    failed: _types_pb2.ErrorReport
+    progress: Progress
+    state_chunk: StateChunk
+    trace: Trace
+    tensor: LocalTensor
+    release_segment: ReleaseSegment
+    parcels_consumed: ParcelsConsumed
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., inspected: _Optional[_Union[Inspected, _Mapping]] = ..., batch_announced: _Optional[_Union[BatchAnnounced, _Mapping]] = ..., data_ended: _Optional[_Union[DataEnded, _Mapping]] = ..., step_applied: _Optional[_Union[StepApplied, _Mapping]] = ..., failed: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ...) -> None: ...

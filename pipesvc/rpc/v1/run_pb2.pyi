@@ -1,0 +1,280 @@
+from pipesvc.rpc.v1 import job_pb2 as _job_pb2
+from pipesvc.rpc.v1 import local_pb2 as _local_pb2
+from pipesvc.rpc.v1 import types_pb2 as _types_pb2
+from pipesvc.rpc.v1 import worker_pb2 as _worker_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RunState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RUN_STATE_UNSPECIFIED: _ClassVar[RunState]
+    RUN_STATE_QUEUED: _ClassVar[RunState]
+    RUN_STATE_WAITING: _ClassVar[RunState]
+    RUN_STATE_INSPECTING: _ClassVar[RunState]
+    RUN_STATE_BUILDING: _ClassVar[RunState]
+    RUN_STATE_RUNNING: _ClassVar[RunState]
+    RUN_STATE_SAVING: _ClassVar[RunState]
+    RUN_STATE_COMPLETED: _ClassVar[RunState]
+    RUN_STATE_FAILED: _ClassVar[RunState]
+    RUN_STATE_CANCELLED: _ClassVar[RunState]
+RUN_STATE_UNSPECIFIED: RunState
+RUN_STATE_QUEUED: RunState
+RUN_STATE_WAITING: RunState
+RUN_STATE_INSPECTING: RunState
+RUN_STATE_BUILDING: RunState
+RUN_STATE_RUNNING: RunState
+RUN_STATE_SAVING: RunState
+RUN_STATE_COMPLETED: RunState
+RUN_STATE_FAILED: RunState
+RUN_STATE_CANCELLED: RunState
+
+class Awaited(_message.Message):
+    __slots__ = ("what", "from_whom", "since_unix_ns", "until_unix_ns", "then")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    FROM_WHOM_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    THEN_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    from_whom: str
+    since_unix_ns: int
+    until_unix_ns: int
+    then: str
+    def __init__(self, what: _Optional[str] = ..., from_whom: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., then: _Optional[str] = ...) -> None: ...
+
+class StepRecord(_message.Message):
+    __slots__ = ("step", "epoch", "loss", "num_rows", "committed_unix_ns")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    epoch: int
+    loss: float
+    num_rows: int
+    committed_unix_ns: int
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., loss: _Optional[float] = ..., num_rows: _Optional[int] = ..., committed_unix_ns: _Optional[int] = ...) -> None: ...
+
+class LinkTotals(_message.Message):
+    __slots__ = ("link", "tensor_bytes", "wire_bytes", "num_frames", "worker")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    link: _types_pb2.LinkId
+    tensor_bytes: int
+    wire_bytes: int
+    num_frames: int
+    worker: str
+    def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., tensor_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., num_frames: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
+
+class Run(_message.Message):
+    __slots__ = ("run_id", "name", "state", "num_committed_steps", "num_steps", "error", "plan_json", "warnings", "awaited", "links", "parameters", "submitted_unix_ns", "ended_unix_ns", "stage_steps", "has_weights")
+    class ParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: WorkerParameters
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[WorkerParameters, _Mapping]] = ...) -> None: ...
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    HAS_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    name: str
+    state: RunState
+    num_committed_steps: int
+    num_steps: int
+    error: _types_pb2.ErrorReport
+    plan_json: str
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    awaited: _containers.RepeatedCompositeFieldContainer[Awaited]
+    links: _containers.RepeatedCompositeFieldContainer[LinkTotals]
+    parameters: _containers.MessageMap[str, WorkerParameters]
+    submitted_unix_ns: int
+    ended_unix_ns: int
+    stage_steps: _containers.RepeatedScalarFieldContainer[int]
+    has_weights: bool
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., num_committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., plan_json: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., awaited: _Optional[_Iterable[_Union[Awaited, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkTotals, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, WorkerParameters]] = ..., submitted_unix_ns: _Optional[int] = ..., ended_unix_ns: _Optional[int] = ..., stage_steps: _Optional[_Iterable[int]] = ..., has_weights: _Optional[bool] = ...) -> None: ...
+
+class WorkerParameters(_message.Message):
+    __slots__ = ("parameters",)
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    parameters: _containers.RepeatedCompositeFieldContainer[_local_pb2.ParameterInfo]
+    def __init__(self, parameters: _Optional[_Iterable[_Union[_local_pb2.ParameterInfo, _Mapping]]] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("registration", "is_draining", "last_beat_age_s", "children")
+    REGISTRATION_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LAST_BEAT_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    registration: _worker_pb2.Register
+    is_draining: bool
+    last_beat_age_s: float
+    children: _containers.RepeatedCompositeFieldContainer[_worker_pb2.ChildProgress]
+    def __init__(self, registration: _Optional[_Union[_worker_pb2.Register, _Mapping]] = ..., is_draining: _Optional[bool] = ..., last_beat_age_s: _Optional[float] = ..., children: _Optional[_Iterable[_Union[_worker_pb2.ChildProgress, _Mapping]]] = ...) -> None: ...
+
+class SubmitRunRequest(_message.Message):
+    __slots__ = ("run_id", "job", "bundle")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    job: _job_pb2.JobSpec
+    bundle: bytes
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., bundle: _Optional[bytes] = ...) -> None: ...
+
+class SubmitRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+
+class GetRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class GetRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+
+class ListRunsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRunsResponse(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[Run]
+    def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
+
+class WatchRunRequest(_message.Message):
+    __slots__ = ("run_id", "from_step")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    from_step: int
+    def __init__(self, run_id: _Optional[str] = ..., from_step: _Optional[int] = ...) -> None: ...
+
+class WatchRunResponse(_message.Message):
+    __slots__ = ("run", "step")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    step: StepRecord
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ...) -> None: ...
+
+class CancelRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class CancelRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+
+class FetchWeightsRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class FetchWeightsResponse(_message.Message):
+    __slots__ = ("step", "total_bytes", "data")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    total_bytes: int
+    data: bytes
+    def __init__(self, step: _Optional[int] = ..., total_bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ReadLogsRequest(_message.Message):
+    __slots__ = ("run_id", "follow")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    follow: bool
+    def __init__(self, run_id: _Optional[str] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class ReadLogsResponse(_message.Message):
+    __slots__ = ("worker", "role", "is_stderr", "line")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    IS_STDERR_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    role: _types_pb2.Role
+    is_stderr: bool
+    line: str
+    def __init__(self, worker: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., is_stderr: _Optional[bool] = ..., line: _Optional[str] = ...) -> None: ...
+
+class ReadTraceRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class ReadTraceResponse(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[_local_pb2.TraceEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[_local_pb2.TraceEvent, _Mapping]]] = ...) -> None: ...
+
+class LocateFeederRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class LocateFeederResponse(_message.Message):
+    __slots__ = ("data_address", "link_token", "term")
+    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LINK_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    data_address: str
+    link_token: str
+    term: int
+    def __init__(self, data_address: _Optional[str] = ..., link_token: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("workers", "runs", "term")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    runs: _containers.RepeatedCompositeFieldContainer[Run]
+    term: int
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., term: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,88 @@
+"""The functions of a job, ready to call: every child binds them here before it builds, so that a missing package or a
+misspelt name is found before anything costs time, and is told with the function's part in the job and the worker.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
+from pipesvc.worker.user_errors import user_error
+
+
+def bind(call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any]:
+    """The function that `call` names, with its keyword arguments. `role` is its part in the job, such as "the model"."""
+    module, separator, name = call.target.partition(":")
+    parts = [*module.split("."), *name.split(".")]
+    if not separator or not all(part.isidentifier() for part in parts):
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            f"{role} is named {call.target!r}, which is not of the form 'package.module:name'",
+            advice="Give a function or class at the top level of an importable module",
+            where=where,
+        )
+    try:
+        target: Any = import_module(module)
+    except Exception as cause:
+        raise user_error(
+            ErrorCode.IMPORT_FAILED,
+            f"worker {where.worker!r} cannot import {module!r} for {role}",
+            cause,
+            advice="Install what is missing on the worker, or name the missing file in include=",
+            where=where,
+        ) from cause
+    for part in name.split("."):
+        if not hasattr(target, part):
+            raise PipesvcError(
+                ErrorCode.IMPORT_FAILED,
+                f"{module!r} on worker {where.worker!r} has no {name!r}, which is named as {role}",
+                advice="Check that the worker has the same version of the module as the client",
+                where=where,
+            )
+        target = getattr(target, part)
+    if not callable(target):
+        message = f"{role} {call.target!r} is a {type(target).__name__}, which cannot be called"
+        raise PipesvcError(ErrorCode.INVALID_JOB, message, advice="Give a function or a class", where=where)
+    return partial(target, **_arguments(call, role, where))
+
+
+def bind_optional(is_given: bool, call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any] | None:
+    return bind(call, role, where) if is_given else None
+
+
+def bind_loss(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None:
+    """None: the model's last layer returns the loss. Then nobody would read labels."""
+    if not job.HasField("loss") and job.data.has_labels:
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            "the data has labels, but the job has no loss function that reads them",
+            advice="Give loss=, or labels=False, so that the first layer gets each item whole",
+            where=where,
+        )
+    return bind_optional(job.HasField("loss"), job.loss, "the loss function", where)
+
+
+def bind_weight(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None:
+    """None: every row weighs the same."""
+    return bind_optional(job.HasField("weight"), job.weight, "the weight function", where)
+
+
+def place_of(assignment: local_pb2.Assignment) -> Where:
+    return Where(run_id=assignment.run_id, worker=assignment.worker, host=assignment.host)
+
+
+def _arguments(call: types_pb2.Call, role: str, where: Where) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.arguments_json or "{}")
+    except ValueError as cause:
+        message = f"the arguments of {role} are not valid JSON: {cause}"
+        raise PipesvcError(ErrorCode.INVALID_JOB, message, where=where) from cause
+    if not isinstance(arguments, dict):
+        message = f"the arguments of {role} are a {type(arguments).__name__}, not an object of keyword arguments"
+        raise PipesvcError(ErrorCode.INVALID_JOB, message, where=where)
+    return arguments

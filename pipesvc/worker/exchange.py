@@ -1,0 +1,194 @@
+"""Tensors of one run between the sockets of this worker's children and the links to other workers.
+
+Bytes stay where they are: what a child sends lies in a segment of the child's, which is sent from there and given
+back when the receiver has acknowledged it; what arrives is written by the link service straight into a segment that
+the consuming child will read. Only small payloads travel inside messages. A link between two children of one worker
+is a link like any other, so that credit and order have one implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.net.addresses import parse
+from pipesvc.net.link_sender import LinkSender, OutgoingTensor
+from pipesvc.net.link_service import LinkService
+from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
+from pipesvc.wire.frames import FrameHeader
+from pipesvc.wire.links import FEEDER, Link, endpoint_name
+from pipesvc.wire.segments import Segment, SegmentMap, SegmentPool
+from pipesvc.worker.children import Child
+
+# Below this a tensor is cheaper to copy through the socket than to map; the child has the same limit for its side.
+INLINE_PAYLOAD_BYTES: Final = 16 * 1024
+
+
+class ChildExchange:
+    """The segments that the agent shares with one child."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self._pool = SegmentPool()
+        self._map = SegmentMap()
+        # Where the bytes of each link's tensor under way are being written.
+        self._arriving: dict[Link, Segment] = {}
+
+    def allocate(self, link: Link, header: FrameHeader) -> memoryview:
+        if header.total_bytes <= INLINE_PAYLOAD_BYTES:
+            return memoryview(bytearray(header.total_bytes))
+        segment = self._arriving[link] = self._pool.allocate(header.total_bytes)
+        return segment.view[: header.total_bytes]
+
+    def deliver(self, link: Link, header: FrameHeader, view: memoryview) -> None:
+        local = local_pb2.LocalTensor(
+            link=link.to_message(),
+            step=header.step,
+            micro_batch=header.micro_batch,
+            value=header.value,
+            num_values=header.num_values,
+            structure=header.structure,
+            shape=header.shape,
+            requires_grad=header.requires_grad,
+            is_no_gradient=header.is_no_gradient,
+            total_bytes=header.total_bytes,
+        )
+        local.dtype = header.dtype  # type: ignore[assignment]
+        segment = self._arriving.pop(link, None)
+        descriptors: tuple[int, ...] = ()
+        if segment is None:
+            local.inline_payload = bytes(view)
+        else:
+            local.segment_id = segment.segment_id
+            if segment.is_new:
+                local.new_segment_bytes = segment.size
+                descriptors = (segment.fd,)
+        self.child.send(local_pb2.ToChild(tensor=local), descriptors)
+
+    def outgoing(self, local: local_pb2.LocalTensor, descriptors: tuple[int, ...]) -> OutgoingTensor:
+        """What the child sent, as the link's sender wants it."""
+        if local.new_segment_bytes:
+            self._map.attach(local.segment_id, descriptors[0], local.new_segment_bytes)
+        segment_id = local.segment_id
+        in_segment = segment_id > 0
+        view = self._map.view(segment_id, local.total_bytes) if in_segment else memoryview(local.inline_payload)
+        return OutgoingTensor(
+            step=local.step,
+            micro_batch=local.micro_batch,
+            value=local.value,
+            num_values=local.num_values,
+            structure=local.structure,
+            element_type=local.dtype,
+            shape=tuple(local.shape),
+            requires_grad=local.requires_grad,
+            is_no_gradient=local.is_no_gradient,
+            view=view,
+            on_acknowledged=(lambda: self._give_back(segment_id)) if in_segment else _nothing,
+        )
+
+    def released(self, segment_id: int) -> None:
+        self._pool.release(segment_id)
+
+    def close(self) -> None:
+        self._arriving.clear()
+        self._pool.close()
+        self._map.close()
+
+    def _give_back(self, segment_id: int) -> None:
+        self.child.send(local_pb2.ToChild(release_segment=local_pb2.ReleaseSegment(segment_id=segment_id)))
+
+
+class Exchange:
+    """All links of one run that begin or end on this worker. It is the run's sink at the link service."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        term: int,
+        token: str,
+        window_parcels: int,
+        addresses: Mapping[int, str],
+        service: LinkService,
+        on_failed: Callable[[PipesvcError], None],
+    ) -> None:
+        self._run_id = run_id
+        self._term = term
+        self._token = token
+        self._addresses = dict(addresses)
+        self._service = service
+        self._on_failed = on_failed
+        self._children: dict[types_pb2.Role, ChildExchange] = {}
+        self._senders: dict[Link, LinkSender] = {}
+        service.open_run(run_id, term=term, token=token, window_parcels=window_parcels, sink=self)
+
+    def add(self, role: types_pb2.Role, child: Child) -> None:
+        self._children[role] = ChildExchange(child)
+
+    def allocate(self, link: Link, header: FrameHeader) -> memoryview:
+        return self._consumer(link).allocate(link, header)
+
+    def deliver(self, link: Link, header: FrameHeader, view: memoryview) -> None:
+        self._consumer(link).deliver(link, header, view)
+
+    def received(self, role: types_pb2.Role, message: local_pb2.FromChild, descriptors: tuple[int, ...]) -> None:
+        """One of the three messages of a child that concern tensors."""
+        match message.WhichOneof("message"):
+            case "tensor":
+                link = Link.from_message(message.tensor.link)
+                self._sender(link).send(self._children[role].outgoing(message.tensor, descriptors))
+            case "release_segment":
+                self._children[role].released(message.release_segment.segment_id)
+            case "parcels_consumed":
+                consumed = message.parcels_consumed
+                self._service.consumed(self._run_id, Link.from_message(consumed.link), consumed.num_parcels)
+
+    def counts(self) -> list[worker_pb2.LinkCount]:
+        return [
+            worker_pb2.LinkCount(
+                run_id=self._run_id,
+                link=link.to_message(),
+                tensor_bytes=sender.counts.tensor_bytes,
+                wire_bytes=sender.counts.wire_bytes,
+                num_frames=sender.counts.num_frames,
+            )
+            for link, sender in self._senders.items()
+        ]
+
+    async def close(self) -> None:
+        """Nothing arrives and nothing leaves any more."""
+        self._service.close_run(self._run_id)
+        for sender in self._senders.values():
+            await sender.close()
+        for child in self._children.values():
+            child.close()
+
+    def _consumer(self, link: Link) -> ChildExchange:
+        role = types_pb2.ROLE_FEEDER if link.consumer == FEEDER else types_pb2.ROLE_EXECUTOR
+        child = self._children.get(role)
+        if child is None:
+            text = f"a parcel of {link} came to a worker without a child for it"
+            raise PipesvcError(ErrorCode.LINK_LOST, text, where=Where(run_id=self._run_id))
+        return child
+
+    def _sender(self, link: Link) -> LinkSender:
+        sender = self._senders.get(link)
+        if sender is None:
+            address = self._addresses.get(link.consumer)
+            if address is None:
+                text = f"no address of {endpoint_name(link.consumer)} for link {link}"
+                raise PipesvcError(ErrorCode.INTERNAL, text, where=Where(run_id=self._run_id))
+            sender = self._senders[link] = LinkSender(
+                link=link,
+                run_id=self._run_id,
+                term=self._term,
+                address=parse(address),
+                token=self._token,
+                on_failed=self._on_failed,
+            )
+        return sender
+
+
+def _nothing() -> None:
+    pass

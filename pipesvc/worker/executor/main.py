@@ -1,0 +1,143 @@
+"""Builds the stages that the plan gives to this worker, says that they are ready, and runs them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipesvc.core.plan import Plan, StagePlan
+from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.model import malloc, skeleton
+from pipesvc.rpc.v1 import job_pb2, local_pb2
+from pipesvc.worker import calls
+from pipesvc.worker.executor import state
+from pipesvc.worker.executor.runtime import Runtime, Settings
+from pipesvc.worker.executor.stage import Stage, StageSpec
+from pipesvc.worker.port_like import PortLike
+from pipesvc.worker.progress import ProgressReporter
+from pipesvc.worker.user_errors import user_error
+
+_log = logging.getLogger("pipesvc.executor")
+
+
+def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
+    """The life of an executor. Errors carry their place and are reported by `pipesvc.worker.child`."""
+    where = calls.place_of(assignment)
+    try:
+        torch.set_num_threads(max(1, assignment.num_threads))
+        ProgressReporter(port).busy("building")
+        plan = Plan.from_json(assignment.plan_json)
+        with malloc.low_threshold():
+            stages = build_stages(assignment.job, plan, assignment.worker, where)
+        port.report(local_pb2.FromChild(ready=_ready(stages)))
+        Runtime(port, stages, settings_of(assignment.job, plan, assignment.worker)).run()
+    except PipesvcError as error:
+        raise error.at(where) from error.__cause__
+
+
+def settings_of(job: job_pb2.JobSpec, plan: Plan, worker: str) -> Settings:
+    return Settings(
+        worker=worker,
+        num_stages=plan.num_stages,
+        schedule=plan.schedule,
+        in_flight=plan.in_flight,
+        clip_norm=job.clip_norm,
+        has_labels=job.data.has_labels,
+    )
+
+
+def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) -> dict[int, Stage]:
+    """Every stage of this worker, each real in its own layers only."""
+    build = calls.bind(job.model, "the model", where)
+    loss = calls.bind_loss(job, where)
+    optimizer = calls.bind(job.optimizer, "the optimizer", where)
+    stages: dict[int, Stage] = {}
+    for stage_plan in plan.stages_of(worker):
+        device = _device(stage_plan, where)
+        layers = _layers(build, job.seed, plan, stage_plan, where)
+        for _, layer in layers:
+            layer.to(device)
+        spec = StageSpec(
+            index=stage_plan.index,
+            num_stages=plan.num_stages,
+            first_layer=stage_plan.first_layer,
+            device=device,
+            seed=job.seed,
+            loss=loss,
+            check_finite=job.check_finite,
+        )
+        stage = Stage(spec, layers, _optimizer_maker(optimizer, stage_plan.index, where))
+        state.check(stage)
+        stages[stage_plan.index] = stage
+        _log.info("stage %d: layers %s on %s", spec.index, ", ".join(stage_plan.layer_names), device)
+    return stages
+
+
+def _layers(
+    build: Callable[[], Any], seed: int, plan: Plan, stage: StagePlan, where: Where
+) -> Sequence[tuple[str, nn.Module]]:
+    try:
+        if plan.num_stages == 1:
+            return skeleton.whole(build, seed)
+        return skeleton.build_range(build, seed, stage.first_layer, stage.end_layer)
+    except PipesvcError:
+        raise
+    except Exception as cause:
+        raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=_at_stage(where, stage.index)) from cause
+
+
+def _device(stage: StagePlan, where: Where) -> torch.device:
+    device = torch.device(stage.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise PipesvcError(
+            ErrorCode.UNKNOWN_DEVICE,
+            f"the plan puts stage {stage.index} on {stage.device}, but torch sees no GPU on worker {stage.worker!r}",
+            advice="Check the driver and that torch is a CUDA build (python -c 'import torch; torch.cuda.init()')",
+            where=_at_stage(where, stage.index),
+        )
+    return device
+
+
+def _optimizer_maker(
+    optimizer: Callable[..., Any], stage: int, where: Where
+) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+    """Makes a stage's optimizer; what is wrong with it is told as the user's error."""
+
+    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        try:
+            made = optimizer(parameters)
+        except Exception as cause:
+            raise user_error(
+                ErrorCode.BUILD_FAILED, "making the optimizer", cause, where=_at_stage(where, stage)
+            ) from cause
+        if not isinstance(made, torch.optim.Optimizer):
+            raise PipesvcError(
+                ErrorCode.INVALID_JOB,
+                f"the optimizer is a {type(made).__name__}, not a torch.optim.Optimizer",
+                where=_at_stage(where, stage),
+            )
+        return made
+
+    return make
+
+
+def _at_stage(where: Where, stage: int) -> Where:
+    return Where(run_id=where.run_id, stage=stage, worker=where.worker, host=where.host)
+
+
+def _ready(stages: dict[int, Stage]) -> local_pb2.Ready:
+    parameters = [
+        local_pb2.ParameterInfo(name=name, num_bytes=parameter.numel() * parameter.element_size())
+        for stage in stages.values()
+        for name, parameter in stage.named_parameters().items()
+    ]
+    devices = sorted({stage.spec.device.type for stage in stages.values()})
+    fingerprint = (
+        f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, "
+        f"{torch.get_num_threads()} threads, {'+'.join(devices)}"
+    )
+    return local_pb2.Ready(parameters=parameters, fingerprint=fingerprint)

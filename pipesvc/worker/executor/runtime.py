@@ -1,0 +1,263 @@
+"""The one interpreter of every schedule on an executor.
+
+A schedule written as a loop blocks on the message that it wants next, and each schedule needs its own loop. Here the plan's
+priority list is data: of the actions still to run in this step, `core.choice` picks the first whose parcels are there, and
+this module performs it. It is the same choice that the simulator makes.
+
+Threads: one. `turn` is the whole life of an executor: take what has come, run at most one action, else wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from torch import Tensor
+
+from pipesvc.core import choice, schedules
+from pipesvc.core.actions import Action, ActionKind
+from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.rpc.v1 import local_pb2
+from pipesvc.wire.links import Link
+from pipesvc.worker.executor import norms, routes, state
+from pipesvc.worker.executor.inbox import Inbox, Parcel
+from pipesvc.worker.executor.outbox import Outbox
+from pipesvc.worker.executor.routes import Routes
+from pipesvc.worker.executor.stage import Stage
+from pipesvc.worker.executor.trace import TraceLog
+from pipesvc.worker.port import ParcelArrived
+from pipesvc.worker.port_like import PortLike
+from pipesvc.worker.progress import ProgressReporter
+
+# One wait of the loop; the coordinator's limits on a build and a step bound how often it repeats.
+IDLE_WAIT_S: Final = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What the interpreter needs of plan and job."""
+
+    worker: str
+    num_stages: int
+    schedule: str
+    in_flight: int
+    # 0: no clipping.
+    clip_norm: float
+    has_labels: bool
+
+    @property
+    def routes(self) -> Routes:
+        return Routes(num_stages=self.num_stages, has_labels=self.has_labels, clips=self.clip_norm > 0)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Step:
+    """The step that is running, and what of it is left."""
+
+    issue: local_pb2.IssueStep
+    pending: list[Action]
+    bounds: dict[int, int]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Waits:
+    """Commands that have come and are not due yet."""
+
+    issued: deque[local_pb2.IssueStep] = field(default_factory=deque)
+    saves: Counter[int] = field(default_factory=Counter)
+    # Set once the coordinator says stop; its text.
+    stop_reason: str | None = None
+
+
+class Runtime:
+    """Runs the stages of this worker, step after step, until it is told to stop."""
+
+    def __init__(
+        self,
+        port: PortLike,
+        stages: Mapping[int, Stage],
+        settings: Settings,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._port = port
+        self._stages = dict(stages)
+        self._settings = settings
+        self._routes = settings.routes
+        self._inbox = Inbox()
+        self._outbox = Outbox(port, self._inbox, self._stages)
+        self._progress = ProgressReporter(port, now_ns)
+        self._trace = TraceLog(settings.worker, now_ns)
+        self._waits = _Waits()
+        self._step: _Step | None = None
+        self._num_applied = 0
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._waits.stop_reason is not None
+
+    def run(self) -> None:
+        while not self.is_stopped:
+            self.turn(IDLE_WAIT_S)
+
+    def turn(self, wait_s: float) -> bool:
+        """Take what has come and run one action; with none ready, wait at most `wait_s`. True if an action ran."""
+        self._absorb(0.0)
+        if self.is_stopped:
+            return False
+        self._save_if_due()
+        self._begin_if_issued()
+        step = self._step
+        if step is None:
+            self._note_waiting("the next step from the coordinator")
+        else:
+            live = {index: stage.num_live for index, stage in self._stages.items()}
+            chosen = choice.choose(step.pending, self._is_ready, live, step.bounds)
+            if chosen is not None:
+                self._perform(step, step.pending.pop(chosen))
+                return True
+            self._note_waiting(self._missing_text(step))
+        self._absorb(wait_s)
+        return False
+
+    def _absorb(self, wait_s: float) -> None:
+        for event in self._port.poll(wait_s):
+            if isinstance(event, ParcelArrived):
+                parcel = Parcel(
+                    leaves=event.leaves,
+                    requires_grad=event.requires_grad,
+                    structure=event.structure,
+                    is_local=False,
+                )
+                self._inbox.put(event.link, event.step, event.micro_batch, parcel)
+            else:
+                self._obey(event)
+
+    def _obey(self, command: local_pb2.ToChild) -> None:
+        match command.WhichOneof("message"):
+            case "issue_step":
+                self._waits.issued.append(command.issue_step)
+            case "save_state":
+                self._waits.saves[command.save_state.step] += 1
+            case "stop":
+                self._waits.stop_reason = command.stop.reason
+
+    def _begin_if_issued(self) -> None:
+        if self._step is not None or not self._waits.issued:
+            return
+        issue = self._waits.issued.popleft()
+        if issue.step != self._num_applied + 1:
+            raise PipesvcError(
+                ErrorCode.INTERNAL, f"step {issue.step} was issued after step {self._num_applied} was applied"
+            )
+        settings, num_micro_batches = self._settings, len(issue.shares)
+        pending = schedules.worker_actions(
+            settings.schedule,
+            stages=list(self._stages),
+            num_stages=settings.num_stages,
+            num_micro_batches=num_micro_batches,
+            in_flight=settings.in_flight,
+            clips=self._routes.clips,
+        )
+        bounds = {
+            stage: schedules.in_flight_bound(
+                settings.schedule, stage, settings.num_stages, num_micro_batches, settings.in_flight
+            )
+            for stage in self._stages
+        }
+        self._step = _Step(issue=issue, pending=list(pending), bounds=bounds)
+
+    def _save_if_due(self) -> None:
+        """State is taken between two steps, so a request for a later step waits and one for an earlier step is a fault."""
+        if self._step is not None or not self._waits.saves:
+            return
+        step = min(self._waits.saves)
+        if step < self._num_applied:
+            raise PipesvcError(
+                ErrorCode.INTERNAL, f"the state of step {step} was asked for after step {self._num_applied} was applied"
+            )
+        if step == self._num_applied:
+            for _ in range(self._waits.saves.pop(step)):
+                for stage in self._stages.values():
+                    self._progress.busy("saving", step=step, stage=stage.spec.index)
+                    for chunk in state.chunks(stage, step):
+                        self._port.report(local_pb2.FromChild(state_chunk=chunk))
+
+    def _is_ready(self, action: Action) -> bool:
+        return self._first_missing(action) is None
+
+    def _first_missing(self, action: Action) -> Link | None:
+        assert self._step is not None
+        step, micro_batch = self._step.issue.step, action.micro_batch or 0
+        for link in self._routes.read_by(action):
+            if not self._inbox.has(link, step, micro_batch):
+                return link
+        return None
+
+    def _perform(self, step: _Step, action: Action) -> None:
+        self._trace.starts()
+        number, stage = step.issue.step, self._stages[action.stage]
+        self._progress.busy(action.kind.value, step=number, stage=action.stage, micro_batch=action.micro_batch)
+        parcels = [self._take(link, number, action.micro_batch or 0) for link in self._routes.read_by(action)]
+        match action.kind, action.micro_batch:
+            case ActionKind.FORWARD, int(micro_batch):
+                self._forward(stage, number, micro_batch, parcels)
+            case ActionKind.BACKWARD, int(micro_batch):
+                share = step.issue.shares[micro_batch]
+                gradients = stage.backward(number, micro_batch, parcels[0] if parcels else None, share)
+                if action.stage > 0:
+                    self._outbox.send_gradients(routes.gradient_link(action.stage - 1), number, micro_batch, gradients)
+            case ActionKind.NORM, _:
+                self._outbox.send(routes.norm_link(action.stage), number, 0, stage.parameter_norms())
+            case ActionKind.DECIDE, _:
+                scale = norms.coefficient([_only_leaf(each) for each in parcels], self._settings.clip_norm)
+                for other in range(self._settings.num_stages):
+                    self._outbox.send(routes.decision_link(other), number, 0, scale)
+            case _:
+                stage.update(number, _only_leaf(parcels[0]) if parcels else None)
+        self._trace.ends(action, number)
+        if action.kind is ActionKind.UPDATE:
+            self._report_applied(stage, step)
+        if not step.pending:
+            self._num_applied = number
+            self._step = None
+
+    def _forward(self, stage: Stage, step: int, micro_batch: int, parcels: list[Parcel]) -> None:
+        output = stage.forward(step, micro_batch, parcels[0], parcels[1] if len(parcels) > 1 else None)
+        if not stage.spec.is_last:
+            try:
+                self._outbox.send(routes.input_link(stage.spec.index + 1), step, micro_batch, output)
+            except PipesvcError as error:
+                raise error.at(Where(step=step, stage=stage.spec.index, micro_batch=micro_batch)) from error
+
+    def _report_applied(self, stage: Stage, step: _Step) -> None:
+        for message in self._trace.drain():
+            self._port.report(message)
+        applied = local_pb2.StepApplied(step=step.issue.step, stage=stage.spec.index)
+        loss = stage.take_loss(step.issue.shares)
+        if loss is not None:
+            applied.loss = loss
+        self._port.report(local_pb2.FromChild(step_applied=applied))
+
+    def _take(self, link: Link, step: int, micro_batch: int) -> Parcel:
+        parcel = self._inbox.take(link, step, micro_batch)
+        if not parcel.is_local:
+            self._port.consumed(link)
+        return parcel
+
+    def _missing_text(self, step: _Step) -> str:
+        for action in step.pending:
+            missing = self._first_missing(action)
+            if missing is not None:
+                return routes.waiting_text(action, missing, step.issue.step)
+        return ""
+
+    def _note_waiting(self, awaiting: str) -> None:
+        self._trace.waits(awaiting)
+        self._progress.waiting(awaiting, step=None if self._step is None else self._step.issue.step)
+
+
+def _only_leaf(parcel: Parcel) -> Tensor | None:
+    return parcel.leaves[0] if parcel.leaves else None

@@ -1,0 +1,91 @@
+"""The thread that reads the source ahead, as far as it has permits.
+
+Reading in the loop that answers the coordinator would make every batch wait for its turn, and a source that blocks would
+block the answer too. A permit stands for one batch that is read and not yet given up: `capacity` of them with double
+buffering, given back when a batch is sent; else one, given back when its step is committed, so nothing is read ahead.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.worker.feeder.batches import RawBatch
+from pipesvc.worker.user_errors import user_error
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEnded:
+    """There are no more batches."""
+
+
+Arrival = RawBatch | SourceEnded | PipesvcError
+
+
+class Reader:
+    """`take` and `reading_since_s` are for the main thread; `wake` is called on the reader's thread after each arrival."""
+
+    def __init__(
+        self, batches: Iterator[RawBatch], num_permits: int, wake: Callable[[], None], where: Where
+    ) -> None:
+        self._batches = batches
+        self._permits = threading.Semaphore(num_permits)
+        self._wake = wake
+        self._where = where
+        self._arrivals: deque[Arrival] = deque()
+        self._reading_since_s: float | None = None
+        self._is_closed = False
+        # A source that blocks for ever must not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name="source-reader", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, wait_s: float) -> None:
+        """Ask the thread to end after the batch that it is reading, and give it so long."""
+        self._is_closed = True
+        self._permits.release()
+        self._thread.join(wait_s)
+
+    def give_permit(self) -> None:
+        self._permits.release()
+
+    def take(self) -> list[Arrival]:
+        taken: list[Arrival] = []
+        while self._arrivals:
+            taken.append(self._arrivals.popleft())
+        return taken
+
+    def reading_since_s(self) -> float | None:
+        """When the source was asked for the batch that it has not given yet (time.monotonic()); None: nothing is asked."""
+        return self._reading_since_s
+
+    def _run(self) -> None:
+        is_going_on = True
+        while is_going_on:
+            self._permits.acquire()
+            if self._is_closed:
+                return
+            self._reading_since_s = time.monotonic()
+            arrival = self._read_one()
+            is_going_on = isinstance(arrival, RawBatch)
+            self._arrivals.append(arrival)
+            self._reading_since_s = None
+            self._wake()
+
+    def _read_one(self) -> Arrival:
+        start_ns = time.time_ns()
+        try:
+            batch = next(self._batches, None)
+        except PipesvcError as error:
+            return error
+        except BaseException as cause:
+            return user_error(ErrorCode.DATA_SOURCE_FAILED, "the data source", cause, where=self._where)
+        if batch is None:
+            return SourceEnded()
+        batch.read_start_ns, batch.read_end_ns = start_ns, time.time_ns()
+        return batch

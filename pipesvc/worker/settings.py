@@ -1,0 +1,52 @@
+"""What `pipesvc worker` is told, checked before anything starts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.net.addresses import parse
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_MAX_THREADS: Final = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSettings:
+    """One worker process. Malformed values raise INVALID_JOB at birth; devices are checked on start."""
+
+    coordinator: str
+    """HOST:PORT of the coordinator."""
+    name: str
+    """Unique among the workers of a cluster; jobs place stages by it."""
+    device: str = "cpu"
+    """ "cpu", "cuda:0" or several with commas between."""
+    listen: str = "127.0.0.1:0"
+    """Where other workers and clients reach this one's data server."""
+    advertise: str = ""
+    """The data server's address as others shall dial it; empty: the one it listens on."""
+    num_threads: int = 0
+    """Threads of an executor; 0: the coordinator shares out the cores of the host."""
+    token_file: Path | None = None
+    """Where the coordinator's token lies; None: found by environment or by the address."""
+    is_insecure: bool = False
+    """Listen on an address that faces the network."""
+    coordinator_wait_s: float = 600.0
+    """How long to dial a coordinator that is not there, at the start and later."""
+
+    def __post_init__(self) -> None:
+        parse(self.coordinator)
+        parse(self.listen)
+        if self.advertise and parse(self.advertise).port == 0:
+            raise PipesvcError(ErrorCode.INVALID_JOB, "--advertise needs the port that others shall dial, not 0")
+        if _NAME.fullmatch(self.name) is None:
+            advice = "Use up to 63 letters, digits, dots, dashes and underscores"
+            raise PipesvcError(ErrorCode.INVALID_JOB, f"{self.name!r} is no name for a worker", advice=advice)
+        if not 0 <= self.num_threads <= _MAX_THREADS:
+            message = f"--threads {self.num_threads} is not between 0 and {_MAX_THREADS}"
+            raise PipesvcError(ErrorCode.INVALID_JOB, message)
+        if not self.coordinator_wait_s >= 0:
+            raise PipesvcError(ErrorCode.INVALID_JOB, f"--coordinator-wait {self.coordinator_wait_s:g} is negative")

@@ -1,0 +1,40 @@
+"""Exceptions of user code as errors of the service.
+
+The client shows the traceback to the person who wrote the code, so the frames of pipesvc that lead to it are cut off; and
+the type's name travels as text, since the class itself may exist on this worker only.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from pipesvc.errors import ErrorCode, PipesvcError, Where
+
+# The report must fit into one message of the local socket.
+MAX_TRACEBACK_CHARS: Final = 32_000
+_OWN_DIR: Final = str(Path(__file__).resolve().parents[1]) + "/"
+
+
+def user_error(code: ErrorCode, doing: str, cause: BaseException, *, advice: str = "", where: Where) -> PipesvcError:
+    """`cause` was raised by user code while `doing` (what failed, such as "forward of layer 2")."""
+    if isinstance(cause, PipesvcError):
+        return cause.at(where)
+    text = " ".join(str(cause).split())
+    message = f"{doing}: {type(cause).__name__}" + (f": {text}" if text else "")
+    details = PipesvcError(code, message, advice=advice, where=where).details
+    return PipesvcError.of(replace(details, exception_type=type(cause).__name__, traceback=user_traceback(cause)))
+
+
+def user_traceback(cause: BaseException) -> str:
+    """The traceback from the first frame outside pipesvc on; the whole, if there is no such frame."""
+    frame = cause.__traceback__
+    while frame is not None:
+        name = frame.tb_frame.f_code.co_filename
+        if not name.startswith((_OWN_DIR, "<frozen importlib")) and not name.endswith("importlib/__init__.py"):
+            break
+        frame = frame.tb_next
+    text = "".join(traceback.format_exception(type(cause), cause, frame or cause.__traceback__))
+    return text if len(text) <= MAX_TRACEBACK_CHARS else "[...]" + text[-MAX_TRACEBACK_CHARS:]

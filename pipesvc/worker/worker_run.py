@@ -1,0 +1,250 @@
+"""One run on this worker: its directory, children and links, from the first StartChild until nothing of it is left.
+
+A run's processes, memory and files must go together, whatever ends it. So they have one owner, which also says in words
+what a child that just died could not say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final, Protocol
+
+from pipesvc.errors import ErrorCode, ErrorDetails, PipesvcError, Where
+from pipesvc.net import reports
+from pipesvc.net.link_service import LinkService
+from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
+from pipesvc.worker.bundles import unpack
+from pipesvc.worker.children import Child, ChildExit
+from pipesvc.worker.exchange import Exchange
+
+# Read by native thread pools when they are loaded: it must be in the environment before torch is.
+THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# Kept from children: they are the agent's own.
+PRIVATE_VARIABLES: Final = (
+    "PIPESVC_LIFELINE_FD",
+    "PIPESVC_TOKEN",
+    "PIPESVC_TOKEN_FILE",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+)
+_TENSOR_MESSAGES: Final = ("tensor", "release_segment", "parcels_consumed")
+
+
+def role_name(role: types_pb2.Role) -> str:
+    """ "executor", "feeder" or "inspector"."""
+    return types_pb2.Role.Name(role).removeprefix("ROLE_").lower()
+
+
+class _Listener:
+    """Tells a run what one of its children said. `child` is filled in once it runs."""
+
+    def __init__(self, run: WorkerRun, role: types_pb2.Role) -> None:
+        self._run = run
+        self._role = role
+
+    def received(self, message: local_pb2.FromChild, descriptors: tuple[int, ...]) -> None:
+        self._run.child_said(self._role, message, descriptors)
+
+    def printed(self, lines: list[str], *, is_stderr: bool) -> None:
+        self._run.child_printed(self._role, lines, is_stderr=is_stderr)
+
+    def exited(self, exit: ChildExit) -> None:
+        self._run.child_exited(self._role, exit)
+
+
+class Upstream(Protocol):
+    """Where a run's words go: in the end to the coordinator."""
+
+    def put(self, request: worker_pb2.AttachRequest) -> None: ...
+
+
+class WorkerRun:
+    """Made with the first StartChild of its run."""
+
+    def __init__(
+        self, start: worker_pb2.StartChild, *, parent_dir: Path, service: LinkService, upstream: Upstream
+    ) -> None:
+        assignment = start.assignment
+        self.run_id: Final = assignment.run_id
+        self.term: Final = assignment.term
+        self._where = Where(run_id=self.run_id, worker=assignment.worker, host=assignment.host)
+        self._upstream = upstream
+        self._dir = Path(tempfile.mkdtemp(prefix="run-", dir=parent_dir))
+        self._bundle_dir = ""
+        self._children: dict[types_pb2.Role, Child] = {}
+        self._progress: dict[types_pb2.Role, local_pb2.Progress] = {}
+        # Roles of which no further explanation is due: they failed by name, or have done all that they were there for.
+        self._explained: set[types_pb2.Role] = set()
+        self._is_stopping = False
+        self._exchange = Exchange(
+            run_id=self.run_id,
+            term=self.term,
+            token=start.link_token,
+            window_parcels=max(1, start.window_parcels),
+            addresses=start.addresses,
+            service=service,
+            on_failed=self._link_failed,
+        )
+
+    def start(self, start: worker_pb2.StartChild) -> None:
+        """Start a child; what prevents that is reported as the child's failure."""
+        role = start.assignment.role
+        try:
+            self._start(start)
+        except PipesvcError as error:
+            self._fail(role, error)
+        except OSError as error:
+            advice = "Look at the disk, the memory and the open files of this worker"
+            self._fail(
+                role, PipesvcError(ErrorCode.INTERNAL, f"no {role_name(role)} could be started: {error}", advice=advice)
+            )
+
+    def tell(self, role: types_pb2.Role, message: local_pb2.ToChild) -> None:
+        """Pass on a command of the coordinator. To a child that is gone it does nothing: its end has been reported."""
+        child = self._children.get(role)
+        if child is not None:
+            child.send(message)
+
+    def progress(self) -> list[worker_pb2.ChildProgress]:
+        return [
+            worker_pb2.ChildProgress(run_id=self.run_id, role=role, progress=self._progress.get(role))
+            for role, child in self._children.items()
+            if child.is_running
+        ]
+
+    def link_counts(self) -> list[worker_pb2.LinkCount]:
+        return self._exchange.counts()
+
+    @property
+    def num_running(self) -> int:
+        return sum(child.is_running for child in self._children.values())
+
+    def pause(self) -> None:
+        for child in self._children.values():
+            child.pause()
+
+    def resume(self) -> None:
+        for child in self._children.values():
+            child.resume()
+
+    def kill(self) -> None:
+        """End its processes now and remove its files, without the event loop: for the moment before the agent ends."""
+        self._is_stopping = True
+        for child in self._children.values():
+            child.kill()
+        shutil.rmtree(self._dir, ignore_errors=True)
+
+    async def stop(self, reason: str, grace_s: float) -> list[worker_pb2.LinkCount]:
+        """End everything of this run; gives the final counts of its links."""
+        self._is_stopping = True
+        self.resume()
+        ended = await asyncio.gather(*(child.stop(reason, grace_s) for child in self._children.values()))
+        for role, child, is_ended in zip(self._children, list(self._children.values()), ended, strict=True):
+            if not is_ended:
+                self.child_printed(role, [f"process {child.pid} was killed and does not end"], is_stderr=True)
+        counts = self._exchange.counts()
+        await self._exchange.close()
+        shutil.rmtree(self._dir, ignore_errors=True)
+        return counts
+
+    def child_said(self, role: types_pb2.Role, message: local_pb2.FromChild, descriptors: tuple[int, ...]) -> None:
+        kind = message.WhichOneof("message")
+        if kind in _TENSOR_MESSAGES:
+            try:
+                self._exchange.received(role, message, descriptors)
+            except PipesvcError as error:
+                self._fail(role, error)
+            return
+        if kind == "progress":
+            self._progress[role] = message.progress
+            return
+        if kind in ("failed", "inspected"):
+            self._explained.add(role)
+        report = worker_pb2.ChildReport(run_id=self.run_id, role=role, report=message)
+        self._upstream.put(worker_pb2.AttachRequest(child_report=report))
+
+    def child_printed(self, role: types_pb2.Role, lines: list[str], *, is_stderr: bool) -> None:
+        log_lines = worker_pb2.LogLines(run_id=self.run_id, role=role, lines=lines, is_stderr=is_stderr)
+        self._upstream.put(worker_pb2.AttachRequest(log_lines=log_lines))
+
+    def child_exited(self, role: types_pb2.Role, exit: ChildExit) -> None:
+        if self._is_stopping or role in self._explained:
+            return
+        progress = self._progress.get(role)
+        where = self._where
+        if progress is not None:
+            where = Where(
+                run_id=where.run_id,
+                worker=where.worker,
+                host=where.host,
+                step=progress.step if progress.HasField("step") else None,
+                stage=progress.stage if progress.HasField("stage") else None,
+                micro_batch=progress.micro_batch if progress.HasField("micro_batch") else None,
+            )
+        details = ErrorDetails(
+            code=ErrorCode.CHILD_DIED,
+            message=f"the {role_name(role)} {exit.cause}" + (f" while in {progress.phase}" if progress else ""),
+            advice=_advice(exit),
+            where=where,
+            last_words=exit.last_words,
+        )
+        self._fail(role, PipesvcError.of(details))
+
+    def _start(self, start: worker_pb2.StartChild) -> None:
+        assignment = start.assignment
+        role = assignment.role
+        if assignment.term != self.term or role in self._children or self._is_stopping:
+            text = f"a second {role_name(role)} was asked for while this run is here or ending"
+            raise PipesvcError(ErrorCode.STALE_TERM if assignment.term != self.term else ErrorCode.INTERNAL, text)
+        if assignment.job.bundle_sha256 and not self._bundle_dir:
+            unpack(start.bundle, assignment.job.bundle_sha256, self._dir / "bundle")
+            self._bundle_dir = str(self._dir / "bundle")
+        own = local_pb2.Assignment()
+        own.CopyFrom(assignment)
+        own.bundle_dir = self._bundle_dir
+        path = self._dir / f"{role_name(role)}.assignment"
+        path.write_bytes(own.SerializeToString())
+        child = Child(_Listener(self, role), _environment(assignment.num_threads, self._dir))
+        self._children[role] = child
+        self._exchange.add(role, child)
+        child.send(local_pb2.ToChild(assignment_path=str(path)))
+
+    def _link_failed(self, error: PipesvcError) -> None:
+        # Which of its children sends on the link matters to nobody: the report is an echo.
+        details = error.details
+        echo = ErrorDetails(
+            code=details.code, message=details.message, advice=details.advice, where=details.where, is_echo=True
+        )
+        role = next(iter(self._children), types_pb2.ROLE_EXECUTOR)
+        if not self._is_stopping:
+            self._fail(role, PipesvcError.of(echo), is_explanation=False)
+
+    def _fail(self, role: types_pb2.Role, error: PipesvcError, *, is_explanation: bool = True) -> None:
+        if is_explanation:
+            self._explained.add(role)
+        failed = local_pb2.FromChild(failed=reports.to_message(error.at(self._where).details))
+        report = worker_pb2.ChildReport(run_id=self.run_id, role=role, report=failed)
+        self._upstream.put(worker_pb2.AttachRequest(child_report=report))
+
+
+def _advice(exit: ChildExit) -> str:
+    if exit.returncode == -9:
+        return "If nobody killed it, the host ran out of memory: use smaller micro-batches or another split"
+    if exit.returncode < 0:
+        return "Native code crashed; the last words show where, if anything could be said"
+    return "See the last words, and `pipesvc logs` of the run"
+
+
+def _environment(num_threads: int, temp_dir: Path) -> dict[str, str]:
+    """The agent's environment without what is the agent's own, and with what must be set before torch is loaded."""
+    environment = {name: value for name, value in os.environ.items() if name not in PRIVATE_VARIABLES}
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment["TMPDIR"] = str(temp_dir)  # what user code leaves behind goes with the run
+    if num_threads:
+        environment.update(dict.fromkeys(THREAD_VARIABLES, str(num_threads)))
+    return environment

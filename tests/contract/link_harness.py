@@ -1,0 +1,230 @@
+"""What the link tests share: a receiving worker, tensors of known bytes, and a TCP proxy that can cut and go deaf."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from pipesvc.errors import PipesvcError
+from pipesvc.net import options, servers
+from pipesvc.net.addresses import Address, parse
+from pipesvc.net.link_sender import LinkSender, OutgoingTensor
+from pipesvc.net.link_service import LinkService
+from pipesvc.rpc.v1 import types_pb2
+from pipesvc.wire.frames import FrameHeader
+from pipesvc.wire.links import Link
+
+RUN = "run-1"
+TERM = 3
+TOKEN = "token-of-the-run"
+FORWARD = Link.parse("0>1/activation")
+BACKWARD = Link.parse("1>0/gradient")
+LIMIT_S = 30.0
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition, by name and with a limit."""
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not condition():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise AssertionError(f"not within {LIMIT_S:g} s: {what}") from None
+
+
+def noise(num_bytes: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(num_bytes)
+
+
+@dataclass
+class RecordingSink:
+    """Keeps what arrives, and consumes each parcel at once if told so."""
+
+    service: LinkService
+    run_id: str = RUN
+    consumes: bool = True
+    headers: list[FrameHeader] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+    contents: list[bytes] = field(default_factory=list)
+    num_allocated: int = 0
+    num_parcels: dict[Link, int] = field(default_factory=dict)
+    num_consumed: dict[Link, int] = field(default_factory=dict)
+    most_outstanding: int = 0
+
+    def allocate(self, link: Link, header: FrameHeader) -> memoryview:
+        self.num_allocated += 1
+        return memoryview(bytearray(header.total_bytes))
+
+    def deliver(self, link: Link, header: FrameHeader, view: memoryview) -> None:
+        self.headers.append(header)
+        self.links.append(link)
+        self.contents.append(bytes(view))
+        if header.ends_parcel:
+            self.num_parcels[link] = self.num_parcels.get(link, 0) + 1
+            outstanding = self.num_parcels[link] - self.num_consumed.get(link, 0)
+            self.most_outstanding = max(self.most_outstanding, outstanding)
+            if self.consumes:
+                asyncio.get_running_loop().call_soon(self.consume, link)
+
+    def consume(self, link: Link) -> None:
+        self.num_consumed[link] = self.num_consumed.get(link, 0) + 1
+        self.service.consumed(self.run_id, link, self.num_consumed[link])
+
+    @property
+    def sequences(self) -> list[int]:
+        return [header.sequence for header in self.headers]
+
+
+@dataclass
+class Receiver:
+    address: Address
+    service: LinkService
+    sink: RecordingSink
+
+
+@asynccontextmanager
+async def receiver(*, window_parcels: int = 2, consumes: bool = True, is_open: bool = True) -> AsyncIterator[Receiver]:
+    service = LinkService()
+    sink = RecordingSink(service, consumes=consumes)
+    if is_open:
+        service.open_run(RUN, term=TERM, token=TOKEN, window_parcels=window_parcels, sink=sink)
+    server = servers.make_server(token=None, server_options=options.DATA_SERVER)
+    service.add_to(server)
+    bound = servers.bind(server, parse("127.0.0.1:0"))
+    await server.start()
+    try:
+        yield Receiver(bound.address, service, sink)
+    finally:
+        service.close_run(RUN)
+        await server.stop(None)
+
+
+@dataclass
+class Sending:
+    sender: LinkSender
+    failures: list[PipesvcError]
+    acknowledged: list[int] = field(default_factory=list)
+    num_sent: int = 0
+
+    def send(self, content: bytes, *, value: int = 0, num_values: int = 1, micro_batch: int = 0) -> None:
+        """A uint8 tensor; its place in the order of sending is noted when it is acknowledged."""
+        index = self.num_sent
+        self.num_sent += 1
+        self.sender.send(
+            OutgoingTensor(
+                step=1,
+                micro_batch=micro_batch,
+                value=value,
+                num_values=num_values,
+                view=memoryview(content),
+                on_acknowledged=lambda: self.acknowledged.append(index),
+                structure="[0]" if value == 0 else "",
+                element_type=types_pb2.ELEMENT_TYPE_UINT8,
+                shape=(len(content),),
+                requires_grad=True,
+            )
+        )
+
+
+@asynccontextmanager
+async def sending(
+    address: Address,
+    link: Link = FORWARD,
+    *,
+    term: int = TERM,
+    token: str = TOKEN,
+    lost_after_s: float = 10.0,
+) -> AsyncIterator[Sending]:
+    failures: list[PipesvcError] = []
+    sender = LinkSender(
+        link=link,
+        run_id=RUN,
+        term=term,
+        address=address,
+        token=token,
+        on_failed=failures.append,
+        lost_after_s=lost_after_s,
+    )
+    try:
+        yield Sending(sender, failures)
+    finally:
+        await sender.close()
+
+
+class Proxy:
+    """Forwards TCP connections to a target, until told otherwise."""
+
+    def __init__(self, target: Address, budgets: list[int] | None = None) -> None:
+        self.target = target
+        # Bytes towards the target after which a connection is cut, one for each connection; later ones live on.
+        self._budgets = list(budgets or [])
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.num_connections = 0
+        self.num_cuts = 0
+        self.is_deaf = False  # answers of the target are thrown away
+        self.refuses = False
+        self.address = target
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.address = Address(host="127.0.0.1", port=self._server.sockets[0].getsockname()[1])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.cut()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    def cut(self) -> None:
+        """Break all connections with a reset."""
+        self.num_cuts += bool(self._writers)
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        if self.refuses:
+            writer.transport.abort()
+            return
+        self.num_connections += 1
+        budget = self._budgets.pop(0) if self._budgets else None
+        onward_reader, onward_writer = await asyncio.open_connection(self.target.host, self.target.port)
+        pair = {writer, onward_writer}
+        self._writers |= pair
+        await asyncio.gather(
+            self._pump(reader, onward_writer, budget),
+            self._pump(onward_reader, writer, None, is_answer=True),
+            return_exceptions=True,
+        )
+        for end in pair:
+            end.transport.abort()
+        self._writers -= pair
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: int | None, *, is_answer: bool = False
+    ) -> None:
+        while data := await reader.read(65_536):
+            if is_answer and self.is_deaf:
+                continue
+            if budget is not None:
+                budget -= len(data)
+                if budget < 0:
+                    self.cut()
+                    return
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+
+def deaf_to_proxies() -> Mapping[str, str]:
+    """Environment that sends any proxy-minded client to a dead address."""
+    names = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+    return {variant: "http://127.0.0.1:9" for name in names for variant in (name, name.upper())}

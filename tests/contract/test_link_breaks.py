@@ -1,0 +1,143 @@
+"""Links whose connections break: resumed without loss or doubles, or lost by name when it takes too long."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pipesvc.errors import ErrorCode
+from pipesvc.net.options import DATA_MESSAGE_BYTES
+from tests.contract.link_harness import FORWARD, Proxy, noise, receiver, sending, until
+
+
+@pytest.mark.asyncio
+async def test_f17_cut_in_the_middle_of_a_tensor_resumes() -> None:
+    contents = [noise(20_000_000, 1), noise(3_000_000, 2)]
+    async with receiver() as there, Proxy(there.address, [2_500_000, 7_000_000]) as proxy:
+        async with sending(proxy.address) as here:
+            for content in contents:
+                here.send(content)
+            await here.sender.drain(25)
+            counts = here.sender.counts
+        assert proxy.num_cuts == 2
+        assert proxy.num_connections == 3
+    assert there.sink.contents == contents
+    assert there.sink.num_allocated == 2
+    assert here.acknowledged == [0, 1]
+    assert here.failures == []
+    assert counts.tensor_bytes == 23_000_000
+    assert counts.wire_bytes > 23_000_000
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("seed", range(3))
+async def test_f17_cuts_anywhere_lose_and_double_nothing(seed: int) -> None:
+    dice = random.Random(seed)
+    contents = [noise(dice.choice([0, 1, 20_000, 300_000, 1_200_000]), index) for index in range(40)]
+    budgets = [dice.randrange(100, 3_000_000) for _ in range(6)]
+    async with receiver() as there, Proxy(there.address, budgets) as proxy, sending(proxy.address) as here:
+        for index in range(0, 40, 2):
+            here.send(contents[index], value=0, num_values=2, micro_batch=index)
+            here.send(contents[index + 1], value=1, num_values=2, micro_batch=index)
+        await here.sender.drain(25)
+        assert here.failures == []
+    assert there.sink.contents == contents
+    assert there.sink.sequences == list(range(1, 41))
+    assert here.acknowledged == list(range(40))
+
+
+@pytest.mark.asyncio
+async def test_f17_tensor_whose_acknowledgement_was_lost_arrives_once() -> None:
+    async with receiver() as there, Proxy(there.address) as proxy, sending(proxy.address) as here:
+        here.send(b"first")
+        await here.sender.drain(20)
+        proxy.is_deaf = True
+        here.send(b"second")
+        await until(lambda: len(there.sink.contents) == 2, "the second tensor")
+        assert here.acknowledged == [0]
+        proxy.cut()
+        proxy.is_deaf = False
+        await here.sender.drain(20)
+        here.send(b"third")
+        await here.sender.drain(20)
+    assert there.sink.contents == [b"first", b"second", b"third"]
+    assert here.acknowledged == [0, 1, 2]
+    assert here.sender.counts.tensor_bytes == len(b"firstsecondthird")
+
+
+@pytest.mark.asyncio
+async def test_credit_survives_a_break() -> None:
+    async with (
+        receiver(window_parcels=1, consumes=False) as there,
+        Proxy(there.address) as proxy,
+        sending(proxy.address) as here,
+    ):
+        for index in range(3):
+            here.send(b"x", micro_batch=index)
+        await until(lambda: here.acknowledged == [0], "the first parcel")
+        proxy.cut()
+        await until(lambda: proxy.num_connections == 2, "the second connection")
+        await until(lambda: "credit" in here.sender.awaiting, "the sender out of credit")
+        assert len(there.sink.contents) == 1
+        there.sink.consume(FORWARD)
+        await until(lambda: here.acknowledged == [0, 1], "the second parcel")
+        assert there.sink.most_outstanding == 1
+
+
+@pytest.mark.asyncio
+async def test_link_that_stays_broken_is_lost_by_name_and_address() -> None:
+    async with receiver() as there, Proxy(there.address) as proxy:
+        async with sending(proxy.address, lost_after_s=0.6) as here:
+            here.send(b"x")
+            await here.sender.drain(20)
+            proxy.refuses = True
+            proxy.cut()
+            here.send(b"y")
+            await until(lambda: bool(here.failures), "the loss")
+            assert here.sender.num_unacknowledged == 0
+            here.send(b"dropped")
+        assert there.sink.contents == [b"x"]
+    (failure,) = here.failures
+    assert failure.code is ErrorCode.LINK_LOST
+    assert str(proxy.address) in str(failure)
+    assert "0>1/activation" in str(failure)
+    assert "did not come back within 0.6 s" in str(failure)
+    assert here.acknowledged == [0]
+
+
+@pytest.mark.asyncio
+async def test_link_that_never_opens_is_lost_too() -> None:
+    async with receiver() as there, Proxy(there.address) as proxy:
+        dead = proxy.address
+    async with sending(dead, lost_after_s=0.4) as here:
+        await until(lambda: bool(here.failures), "the loss")
+    assert here.failures[0].code is ErrorCode.LINK_LOST
+    assert "could not be opened within 0.4 s" in str(here.failures[0])
+
+
+@pytest.mark.asyncio
+async def test_peer_that_accepts_but_never_answers_is_lost() -> None:
+    async with receiver() as there, Proxy(there.address) as proxy:
+        proxy.is_deaf = True
+        async with sending(proxy.address, lost_after_s=0.4) as here:
+            await until(lambda: bool(here.failures), "the loss")
+    assert here.failures[0].code is ErrorCode.LINK_LOST
+
+
+@pytest.mark.asyncio
+async def test_receiver_that_lost_its_state_is_not_mistaken_for_the_same() -> None:
+    async with receiver() as first, Proxy(first.address) as proxy, sending(proxy.address) as here:
+        here.send(b"x")
+        await here.sender.drain(20)
+        async with receiver() as second:
+            proxy.target = second.address
+            proxy.cut()
+            await until(lambda: bool(here.failures), "the refusal")
+        assert second.sink.contents == []
+    assert here.failures[0].code is ErrorCode.LINK_LOST
+    assert "the receiver has lost tensors" in str(here.failures[0])
+
+
+def test_message_cap_is_a_chunk_and_its_header() -> None:
+    assert DATA_MESSAGE_BYTES == (1 << 20) + (64 << 10)

@@ -1,0 +1,150 @@
+"""Every way to give data trains the same rows to the same numbers, and ends without an end-of-data error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pipesvc
+from pipesvc.errors import ErrorCode, PipesvcError
+from tests.integration import jobs
+
+
+def make_job(data: Any, **changes: Any) -> pipesvc.Job:
+    options: dict[str, Any] = {
+        "model": pipesvc.Call(jobs.mlp, depth=1),
+        "loss": jobs.cross_entropy,
+        "optimizer": pipesvc.Optimizer(torch.optim.SGD, lr=0.1),
+        "data": data,
+        "strategy": pipesvc.Strategy(micro_batches=4, num_stages=2),
+        "seed": 3,
+    }
+    return pipesvc.Job(**(options | changes))
+
+
+def losses(cluster: pipesvc.Client, job: pipesvc.Job) -> list[float]:
+    run = cluster.submit(job)
+    run.wait()
+    return run.losses()
+
+
+@pytest.fixture(scope="module")
+def by_samples(cluster: pipesvc.Client) -> list[float]:
+    found = losses(cluster, make_job(pipesvc.DataSource(jobs.samples, batch_size=8)))
+    assert len(found) == 10
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "yields"),
+    [(jobs.sample_lists, "sample_list"), (jobs.whole_batches, "batch")],
+)
+def test_a13_lists_and_batches_train_as_samples_do(
+    cluster: pipesvc.Client, by_samples: list[float], source: Callable[..., Any], yields: str
+) -> None:
+    options = {} if yields == "batch" else {"batch_size": 8}
+    assert losses(cluster, make_job(pipesvc.DataSource(source, yields=yields, **options))) == by_samples
+
+
+def test_a14_double_buffering_changes_no_number(cluster: pipesvc.Client, by_samples: list[float]) -> None:
+    data = pipesvc.DataSource(jobs.samples, batch_size=8, capacity=2, double_buffer=False)
+    assert losses(cluster, make_job(data)) == by_samples
+
+
+def reads_during_compute(run: pipesvc.Run) -> int:
+    """How many batches were read while a stage computed an earlier step."""
+    trace = run.trace()
+    computes = [(e["step"], e["start_unix_ns"], e["end_unix_ns"]) for e in trace if e["action"] in ("F", "B")]
+    reads = [(e["step"], e["start_unix_ns"], e["end_unix_ns"]) for e in trace if e["action"] == "read"]
+    assert len(reads) == 10
+    return sum(
+        any(c_step < step and c_start < end and start < c_end for c_step, c_start, c_end in computes)
+        for step, start, end in reads
+    )
+
+
+@pytest.mark.parametrize(("double_buffer", "overlaps"), [(True, True), (False, False)])
+def test_a14_the_trace_shows_reading_beside_computing(
+    cluster: pipesvc.Client, double_buffer: bool, overlaps: bool
+) -> None:
+    source = pipesvc.Call(jobs.slow_samples, num_rows=80, pause_s=0.005)
+    data = pipesvc.DataSource(source, batch_size=8, double_buffer=double_buffer)
+    run = cluster.submit(make_job(data, model=pipesvc.Call(jobs.sleepy, num_layers=2, pause_s=0.005)))
+    run.wait()
+    assert (reads_during_compute(run) > 0) == overlaps
+
+
+def test_a15_a_hundred_samples_in_batches_of_two_are_fifty_steps(cluster: pipesvc.Client) -> None:
+    data = pipesvc.DataSource(pipesvc.Call(jobs.samples, num_rows=100), batch_size=2)
+    assert len(losses(cluster, make_job(data, strategy=pipesvc.Strategy(micro_batches=2, num_stages=2)))) == 50
+
+
+def test_drop_last_leaves_the_short_batch_out(cluster: pipesvc.Client, by_samples: list[float]) -> None:
+    data = pipesvc.DataSource(pipesvc.Call(jobs.samples, num_rows=83), batch_size=8, drop_last=True)
+    assert losses(cluster, make_job(data)) == by_samples
+
+
+def test_max_steps_ends_the_run_early(cluster: pipesvc.Client, by_samples: list[float]) -> None:
+    assert losses(cluster, make_job(pipesvc.DataSource(jobs.samples, batch_size=8), max_steps=4)) == by_samples[:4]
+
+
+def test_n18_more_steps_than_one_epoch_has_are_given_by_more_epochs(cluster: pipesvc.Client) -> None:
+    data = pipesvc.DataSource(jobs.samples, batch_size=8)
+    assert len(losses(cluster, make_job(data, epochs=2, max_steps=12))) == 12
+
+
+def test_a13_a_stream_from_the_client_trains_the_same(cluster: pipesvc.Client, by_samples: list[float]) -> None:
+    assert losses(cluster, make_job(pipesvc.StreamSource(list(jobs.samples()), batch_size=8))) == by_samples
+
+
+def test_a16_an_exception_in_the_clients_own_stream_is_raised_there(cluster: pipesvc.Client) -> None:
+    def torn() -> Iterator[tuple[Tensor, Tensor]]:
+        yield from jobs.samples(20)
+        raise KeyError("row 20 is torn")
+
+    run = cluster.submit(make_job(pipesvc.StreamSource(torn(), batch_size=8)))
+    with pytest.raises(PipesvcError, match="row 20 is torn") as caught:
+        run.wait()
+    assert caught.value.code == ErrorCode.DATA_SOURCE_FAILED
+
+
+def test_a13_named_inputs_and_a_pair_between_stages(cluster: pipesvc.Client) -> None:
+    run = cluster.submit(make_job(pipesvc.DataSource(jobs.named_samples, batch_size=8), model=jobs.towers))
+    run.wait()
+    links = {link["link"]: link for link in run.links()}
+    assert links["0>1/activation"]["num_frames"] == 2 * links["feeder>1/label"]["num_frames"]
+    model = jobs.towers()
+    model.load_state_dict(run.state_dict(), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [(pipesvc.Call(jobs.mlp, depth=1), jobs.mean_square), (jobs.self_scoring, None)],
+)
+def test_a13_jobs_without_labels(cluster: pipesvc.Client, model: Any, loss: Any) -> None:
+    data = pipesvc.DataSource(jobs.inputs_alone, batch_size=8, labels=False)
+    run = cluster.submit(make_job(data, model=model, loss=loss))
+    run.wait()
+    found = run.losses()
+    assert len(found) == 10
+    assert found[-1] < found[0]
+    assert not [link["link"] for link in run.links() if "label" in link["link"]]
+
+
+def test_a_list_of_modules_is_a_model(cluster: pipesvc.Client) -> None:
+    data = pipesvc.DataSource(jobs.samples, batch_size=8)
+    as_list = losses(cluster, make_job(data, model=jobs.list_of_layers))
+    assert as_list == losses(cluster, make_job(data, model=pipesvc.Call(jobs.mlp, depth=2)))
+
+
+def test_p09_a_batch_smaller_than_the_micro_batches_is_refused(cluster: pipesvc.Client) -> None:
+    with pytest.raises(PipesvcError, match="micro_batches") as caught:
+        make_job(pipesvc.DataSource(jobs.samples, batch_size=2))
+    assert caught.value.code == ErrorCode.INVALID_JOB
+    whole = pipesvc.DataSource(pipesvc.Call(jobs.whole_batches, batch_size=2), yields="batch")
+    with pytest.raises(PipesvcError, match="micro_batches"):
+        cluster.submit(make_job(whole)).wait()

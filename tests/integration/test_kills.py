@@ -1,0 +1,119 @@
+"""kill -9 of any one process ends the run with a named error within seconds, and leaves nothing behind.
+
+Each test has a cluster of its own, because a killed process does not come back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import torch
+
+import pipesvc
+from pipesvc.errors import ErrorCode, PipesvcError
+from tests.integration import jobs
+
+BOUND_S = 10.0
+
+
+def endless_job() -> pipesvc.Job:
+    return pipesvc.Job(
+        model=pipesvc.Call(jobs.mlp, depth=2),
+        loss=jobs.cross_entropy,
+        optimizer=pipesvc.Optimizer(torch.optim.SGD, lr=0.1),
+        data=pipesvc.DataSource(pipesvc.Call(jobs.slow_samples, num_rows=100_000, pause_s=0.01), batch_size=8),
+        strategy=pipesvc.Strategy(micro_batches=4, num_stages=2),
+    )
+
+
+@pytest.fixture
+def cluster() -> Iterator[pipesvc.LocalCluster]:
+    with pipesvc.LocalCluster(num_workers=2, num_threads=1) as started:
+        yield started
+
+
+def processes_with(*words: str) -> list[psutil.Process]:
+    """Descendants of this test whose command line holds all the words."""
+    return [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if all(any(word in part for part in process.cmdline()) for word in words)
+    ]
+
+
+def children_of(parent: psutil.Process) -> list[psutil.Process]:
+    return parent.children(recursive=True)
+
+
+def started_run(cluster: pipesvc.LocalCluster) -> pipesvc.Run:
+    run = cluster.submit(endless_job())
+    steps = run.steps()
+    for _ in range(3):
+        next(steps)
+    return run
+
+
+def kill_and_wait(run: pipesvc.Run, victim: psutil.Process) -> tuple[PipesvcError, float]:
+    started = time.monotonic()
+    os.kill(victim.pid, signal.SIGKILL)
+    with pytest.raises(PipesvcError) as caught:
+        run.wait()
+    return caught.value, time.monotonic() - started
+
+
+def wait_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=BOUND_S)
+    assert not [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def agents() -> list[psutil.Process]:
+    return sorted(processes_with("pipesvc", "worker", "--name"), key=lambda process: process.pid)
+
+
+def test_f03_a24_a_killed_worker_ends_the_run_by_name_and_takes_its_children_along(
+    cluster: pipesvc.LocalCluster,
+) -> None:
+    run = started_run(cluster)
+    victim = agents()[1]
+    orphans = children_of(victim)
+    assert orphans, "the worker has an executor"
+    error, took_s = kill_and_wait(run, victim)
+    assert error.code == ErrorCode.WORKER_LOST
+    assert "worker-1" in str(error)
+    assert took_s < BOUND_S
+    wait_gone(orphans)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_killed_child_is_named_and_its_worker_serves_the_next_run(
+    cluster: pipesvc.LocalCluster, which: int
+) -> None:
+    """Worker 0 has the executor of stage 0 and the feeder; either may go."""
+    run = started_run(cluster)
+    error, took_s = kill_and_wait(run, children_of(agents()[0])[which])
+    assert error.code == ErrorCode.CHILD_DIED
+    assert "SIGKILL" in str(error)
+    assert "worker-0" in str(error)
+    assert took_s < BOUND_S
+    next_run = cluster.submit(endless_job())
+    assert next(next_run.steps()).index == 1
+    next_run.cancel()
+    with pytest.raises(PipesvcError) as caught:
+        next_run.wait()
+    assert caught.value.code == ErrorCode.RUN_CANCELLED
+
+
+def test_f24_a_killed_coordinator_is_named_and_workers_end_their_children(cluster: pipesvc.LocalCluster) -> None:
+    run = started_run(cluster)
+    (victim,) = processes_with("pipesvc", "coordinator", "--listen")
+    children = [child for agent in agents() for child in children_of(agent)]
+    error, took_s = kill_and_wait(run, victim)
+    assert error.code == ErrorCode.COORDINATOR_LOST
+    assert took_s < BOUND_S
+    wait_gone(children)
+    assert len(agents()) == 2
