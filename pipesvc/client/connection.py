@@ -20,7 +20,7 @@ from pipesvc.client.run import Run
 from pipesvc.client.spec import make_submission
 from pipesvc.client.stream import BatchStream
 from pipesvc.client.transport import Transport
-from pipesvc.client.watching import ENDED, failure_of, watch
+from pipesvc.client.watching import ENDED, NO_STEP, failure_of, watch
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import run_pb2
 
@@ -123,14 +123,14 @@ class Client:
         limit_s = 2 * job.worker_wait_s + job.build_timeout_s
         shown: set[str] = set()
         try:
-            with closing(watch(self._transport, run_id, from_step=2**63, limit_s=limit_s)) as events:
+            with closing(watch(self._transport, run_id, from_step=NO_STEP, limit_s=limit_s)) as events:
                 for event in events:
                     if not isinstance(event, run_pb2.Run):
                         continue
                     for text in event.warnings:
                         if text not in shown:
                             shown.add(text)
-                            warnings.warn(text, PipesvcWarning, stacklevel=4)
+                            warnings.warn(text, PipesvcWarning, stacklevel=3)
                     failure = failure_of(event)
                     if failure is not None:
                         raise failure

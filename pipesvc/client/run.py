@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pipesvc.client.transport import Transport
-from pipesvc.client.watching import ENDED, Step, failure_of, state_name, watch
+from pipesvc.client.watching import ENDED, NO_STEP, Step, failure_of, state_name, watch
 from pipesvc.core.plan import Plan
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import local_pb2, run_pb2, types_pb2
@@ -100,7 +100,7 @@ class Run:
 
     def wait(self) -> str:
         """Block until the run has ended; COMPLETED or CANCELLED. Raises what failed it."""
-        with closing(self.events(from_step=2**63)) as events:
+        with closing(self.events(from_step=NO_STEP)) as events:
             states = [state_name(event.state) for event in events if isinstance(event, run_pb2.Run)]
         return states[-1]
 

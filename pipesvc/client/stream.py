@@ -45,6 +45,8 @@ class BatchStream:
         self._source: StreamSource = job.data
         self._max_batches = job.max_steps
         self._failure: PipesvcError | None = None
+        # Set from outside, when nothing matters any more; the other one also when the link or the source has ended.
+        self._is_closed = threading.Event()
         self._is_stopped = threading.Event()
         self._permits = threading.Semaphore(_MAX_WAITING_BATCHES)
         self._carrier = threading.Thread(target=self._carry_all, name=f"pipesvc-carry-{run_id}", daemon=True)
@@ -52,13 +54,14 @@ class BatchStream:
         self._carrier.start()
 
     def raise_failure(self) -> None:
-        """Raise what ended the stream; the user's own exception is the cause of it."""
-        self._carrier.join(_CLOSE_S)
+        """For a run that has ended: end the stream too, and raise what failed it; the user's exception is the cause."""
+        self.close()
         if self._failure is not None:
             raise self._failure from self._failure.__cause__
 
     def close(self) -> None:
         """End both threads. A reader that blocks in the user's iterable ends when that gives its next item."""
+        self._is_closed.set()
         self._is_stopped.set()
         self._carrier.join(_CLOSE_S)
         if self._reader is not None:
@@ -84,7 +87,7 @@ class BatchStream:
             except PipesvcError as error:
                 if self._has_ended():
                     return None
-                if error.code not in _NOT_YET:
+                if error.code is not ErrorCode.MISSING_WORKER:  # else the feeder is not ready yet
                     raise
             self._is_stopped.wait(_POLL_S)
         return None
@@ -155,8 +158,7 @@ class BatchStream:
 
     def _fail(self, error: PipesvcError) -> None:
         """Keep the first failure, and end the run: without its batches it would only wait."""
-        is_late = self._is_stopped.is_set() and error.code is not ErrorCode.DATA_SOURCE_FAILED
-        if self._failure is not None or is_late:
+        if self._failure is not None or self._is_closed.is_set():
             return
         self._failure = error
         try:
@@ -180,9 +182,6 @@ class BatchStream:
                 return True
             time.sleep(_POLL_S)
         return False
-
-
-_NOT_YET: Final = frozenset({ErrorCode.WEIGHTS_NOT_READY, ErrorCode.MISSING_WORKER, ErrorCode.INVALID_PLAN})
 
 
 def _failure_of_source(error: Exception, run_id: str, batch_number: int) -> PipesvcError:

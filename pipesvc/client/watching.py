@@ -19,6 +19,8 @@ from pipesvc.net import reports
 from pipesvc.rpc.v1 import run_pb2
 
 ENDED: Final = frozenset({run_pb2.RUN_STATE_COMPLETED, run_pb2.RUN_STATE_FAILED, run_pb2.RUN_STATE_CANCELLED})
+# Watching from here shows the run's states only.
+NO_STEP: Final = 2**62
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,6 +63,13 @@ class WorkerSpoke:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Heard:
+    """A worker has sent something that matters to nobody any more; still, it lives."""
+
+    session: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShardGrown:
     """Bytes of a stage's state were stored; with the last of them the shard is whole."""
 
@@ -110,6 +117,7 @@ Event = (
     | WorkerAttached
     | WorkerDetached
     | WorkerSpoke
+    | Heard
     | ShardGrown
     | WeightsMerged
     | RunConcluded

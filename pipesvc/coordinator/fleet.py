@@ -96,6 +96,10 @@ class Fleet:
             member.heard_s = now_s
         return member
 
+    def speaker(self, session: int) -> Member | None:
+        """The worker behind a session."""
+        return self._by_session.get(session)
+
     def overdue(self, now_s: float) -> list[Loss]:
         """Give up the workers that stayed silent or away for too long."""
         losses = []

@@ -25,8 +25,8 @@ _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS term (id INTEGER PRIMARY KEY CHECK (id = 0), term INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS runs (
     position INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL UNIQUE, job BLOB NOT NULL,
-    bundle_sha256 TEXT NOT NULL, state TEXT NOT NULL, error TEXT NOT NULL, plan_digest TEXT NOT NULL, warnings TEXT NOT NULL,
-    submitted_unix_ns INTEGER NOT NULL, ended_unix_ns INTEGER NOT NULL, snapshot BLOB NOT NULL);
+    bundle_sha256 TEXT NOT NULL, state TEXT NOT NULL, error TEXT NOT NULL, plan_digest TEXT NOT NULL,
+    warnings TEXT NOT NULL, submitted_unix_ns INTEGER NOT NULL, ended_unix_ns INTEGER NOT NULL, snapshot BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS plans (
     run_id TEXT NOT NULL, digest TEXT NOT NULL, plan TEXT NOT NULL, made_unix_ns INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS steps (
@@ -70,17 +70,14 @@ class Journal:
                 with connection:
                     connection.execute("INSERT INTO term VALUES (0, 1) ON CONFLICT (id) DO UPDATE SET term = term + 1")
                 term = connection.execute("SELECT term FROM term").fetchone()[0]
-                rows = connection.execute("SELECT snapshot, job FROM runs ORDER BY position").fetchall()
+                stored = _stored_runs(connection)
             finally:
                 connection.close()
         except sqlite3.Error as error:
             message = f"the journal {self._path} cannot be opened: {error}"
             raise PipesvcError(ErrorCode.INTERNAL, message, advice="Name another --state-dir") from error
         self._thread.start()
-        return int(term), [
-            StoredRun(run=run_pb2.Run.FromString(snapshot), job=job_pb2.JobSpec.FromString(job))
-            for snapshot, job in rows
-        ]
+        return int(term), stored
 
     def close(self) -> None:
         """Write what is pending and end, within a bound."""
@@ -211,6 +208,21 @@ class Journal:
 
 def _run(connection: sqlite3.Connection, sql: str, values: tuple[object, ...]) -> None:
     connection.execute(sql, values)
+
+
+def _stored_runs(connection: sqlite3.Connection) -> list[StoredRun]:
+    """All runs in order of submission. Steps are counted anew: a snapshot is only as new as the last change of state."""
+    stored = []
+    for run_id, snapshot, job in connection.execute(
+        "SELECT run_id, snapshot, job FROM runs ORDER BY position"
+    ).fetchall():
+        run = run_pb2.Run.FromString(snapshot)
+        steps = connection.execute("SELECT coalesce(max(step), 0) FROM steps WHERE run_id = ?", (run_id,)).fetchone()
+        run.num_committed_steps = steps[0]
+        applied = connection.execute("SELECT step FROM applied WHERE run_id = ? ORDER BY stage", (run_id,))
+        run.stage_steps[:] = [step for (step,) in applied]
+        stored.append(StoredRun(run=run, job=job_pb2.JobSpec.FromString(job)))
+    return stored
 
 
 def _columns(run: run_pb2.Run) -> tuple[object, ...]:

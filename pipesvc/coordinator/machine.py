@@ -16,6 +16,7 @@ from pipesvc.coordinator.events import (
     Command,
     EndSession,
     Event,
+    Heard,
     PublishRun,
     RunCancelled,
     RunConcluded,
@@ -99,6 +100,8 @@ class Machine:
         match event:
             case WorkerSpoke():
                 self._hear(event, turn)
+            case Heard():
+                self.fleet.hear(event.session, turn.now_s)
             case ShardGrown():
                 if self.fleet.hear(event.session, turn.now_s) and (record := self.record(event.run_id)) is not None:
                     saves.shard_grown(record, turn, step=event.step, stage=event.stage, is_whole=event.is_whole)
@@ -171,6 +174,7 @@ class Machine:
             case "beat":
                 member.children = list(message.beat.children)
                 self._count_links(member, message.beat.links)
+                turn.stop_strays(member, self._crews())
             case "child_report":
                 report = message.child_report
                 if (live := self._live.get(report.run_id)) is not None:
@@ -230,6 +234,11 @@ class Machine:
         run = ended_message(record, record.phase_since_s)
         self._ended[record.run_id] = run
         turn.commands.append(PublishRun(run=run))
+
+    def _crews(self) -> dict[str, set[str]]:
+        """The worker processes of each run that may have children of it."""
+        records = [live.record for live in self._live.values()]
+        return {record.run_id: {*record.crew.values(), *record.inspector.values()} for record in records}
 
     def _inspecting(self) -> frozenset[str]:
         return frozenset(name for live in self._live.values() for name in live.record.inspector)

@@ -1,7 +1,7 @@
 """Messages of one kind in one file, appended as they come and bounded: log lines and trace events.
 
-A run prints for weeks, and a reader may ask in the middle of it. So each message lies in the file behind its length, a reader goes
-on where it stopped, and a file that has reached its bound takes nothing more and says so once.
+A run prints for weeks, and a reader may ask in the middle of it. So each message lies in the file behind its length,
+a reader goes on where it stopped, and a file that has reached its bound takes nothing more and says so once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MessageFile:
         self.is_full = False
 
     def append(self, messages: Sequence[bytes], last_message: bytes = b"") -> bool:
-        """Write these, or as many as the bound allows and then, once, `last_message`. True: this call reached the bound."""
+        """Write these, or what the bound allows and then, once, `last_message`. True: this call reached the bound."""
         if self.is_full:
             return False
         for message in messages:

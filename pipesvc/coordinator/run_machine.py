@@ -101,6 +101,7 @@ class RunMachine:
         record.crew = {name: member.incarnation for name, member in members.items() if member is not None}
         record.unready = {Child(name, types_pb2.ROLE_EXECUTOR) for name in plan.workers}
         record.unready.add(Child(plan.feeder_worker, types_pb2.ROLE_FEEDER))
+        record.ledger = StepLedger(plan.num_stages)
         self._enter(Phase.BUILDING, turn.now_s, record.job.build_timeout_s)
         made = RecordPlan(
             run_id=record.run_id,
@@ -163,7 +164,8 @@ class RunMachine:
                 self._enter(Phase.ENDING_INSPECTION, turn.now_s, STOP_BOUND_S)
             case "ready" if record.phase is Phase.BUILDING:
                 self._ready(turn, Child(member.name, role), report.ready)
-            case "batch_announced" | "data_ended" | "step_applied" if record.phase is Phase.RUNNING:
+            case "batch_announced" | "data_ended" | "step_applied" if record.phase in (Phase.BUILDING, Phase.RUNNING):
+                # The feeder reads ahead while executors still build.
                 try:
                     self._count(turn, member, report)
                 except PipesvcError as error:
@@ -180,11 +182,11 @@ class RunMachine:
         else:
             record.parameters[child.worker] = run_pb2.WorkerParameters(parameters=ready.parameters)
             record.fingerprints[child.worker] = ready.fingerprint
-        if record.unready or record.plan is None:
+        if record.unready or record.ledger is None:
             return
         if not any("numeric fingerprints" in warning for warning in record.plan_warnings):
             record.plan_warnings += fingerprint_warnings(record.fingerprints)
-        record.ledger = StepLedger(record.plan.num_stages, turn.now_s)
+        record.ledger.begin(turn.now_s)
         self._enter(Phase.RUNNING, turn.now_s, None)
 
     def _count(self, turn: Turn, member: Member, report: local_pb2.FromChild) -> None:

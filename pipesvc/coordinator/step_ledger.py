@@ -15,7 +15,7 @@ from pipesvc.rpc.v1 import local_pb2, run_pb2
 class StepLedger:
     """Counts from step 1. `num_steps` is None until the source has ended."""
 
-    def __init__(self, num_stages: int, now_s: float) -> None:
+    def __init__(self, num_stages: int) -> None:
         self.issued = 0
         self.committed = 0
         self.applied = [0] * num_stages
@@ -23,6 +23,10 @@ class StepLedger:
         self._announced: dict[int, local_pb2.BatchAnnounced] = {}
         self._losses: dict[int, float] = {}
         self._issued_s: dict[int, float] = {}
+        self._moved_s = 0.0
+
+    def begin(self, now_s: float) -> None:
+        """From here on steps and batches are awaited; batches may have been announced before."""
         self._moved_s = now_s
 
     @property

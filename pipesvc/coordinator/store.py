@@ -76,7 +76,9 @@ class Store:
 
     def add_log_lines(self, run_id: str, lines: Iterable[run_pb2.ReadLogsResponse]) -> bool:
         """True: the log has just become as large as it may."""
-        said = run_pb2.ReadLogsResponse(line=f"[pipesvc keeps {LOG_BYTES >> 20} MiB of a run's log; the rest is dropped]")
+        said = run_pb2.ReadLogsResponse(
+            line=f"[pipesvc keeps {LOG_BYTES >> 20} MiB of a run's log; the rest is dropped]"
+        )
         messages = [line.SerializeToString() for line in lines]
         return self._file(self.log_path(run_id), LOG_BYTES).append(messages, said.SerializeToString())
 

@@ -5,11 +5,11 @@ Transitions deep inside a run need all three; carried as one value they stay pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from pipesvc.coordinator.events import Command, Send
-from pipesvc.coordinator.fleet import Fleet
+from pipesvc.coordinator.fleet import Fleet, Member
 from pipesvc.coordinator.limits import STOP_GRACE_S
 from pipesvc.coordinator.run_record import RunRecord
 from pipesvc.core.schedules import in_flight_bound
@@ -63,6 +63,14 @@ class Turn:
                 self._send(incarnation, stop_run=stop)
                 asked.add(worker)
         return asked
+
+    def stop_strays(self, member: Member, crews: Mapping[str, Set[str]]) -> None:
+        """End children of runs that have ended or given this worker up, as when it was away for a moment too long."""
+        runs = dict.fromkeys(child.run_id for child in member.children)
+        for run_id in runs:
+            if member.incarnation not in crews.get(run_id, ()):
+                stop = worker_pb2.StopRun(run_id=run_id, reason="the run has ended without this worker")
+                self._send(member.incarnation, stop_run=stop)
 
     def _assignment(
         self, record: RunRecord, worker: str, role: types_pb2.Role, *, num_threads: int

@@ -1,7 +1,7 @@
 """A ghost is a tensor of a layer that another stage holds: shape and dtype, no values (torch's meta device).
 
-While a model is built, code may do anything with a ghost but read its value. `unreadable` is the error for that, with the line of
-user code that asked.
+While a model is built, code may do anything with a ghost but read its value. `unreadable` is the error for that, with
+the line of user code that asked.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
@@ -58,13 +60,31 @@ def ghost_of(parameter: nn.Parameter) -> nn.Parameter:
     return ghost
 
 
+_reads: ContextVar[list[UnreadableError] | None] = ContextVar("unreadable_reads", default=None)
+
+
+@contextmanager
+def unreadable_reads() -> Iterator[list[UnreadableError]]:
+    """Every such error of this block, also one that user code caught."""
+    reads: list[UnreadableError] = []
+    token = _reads.set(reads)
+    try:
+        yield reads
+    finally:
+        _reads.reset(token)
+
+
 def unreadable(what: str) -> UnreadableError:
     """`what` is the operation, as in "`.item()`"."""
-    return UnreadableError(
+    error = UnreadableError(
         ErrorCode.BUILD_FAILED,
         f"{what} at {user_line()} reads the value of a tensor that another stage holds",
         advice=_ADVICE,
     )
+    reads = _reads.get()
+    if reads is not None:
+        reads.append(error)
+    return error
 
 
 def user_line() -> str:

@@ -1,9 +1,10 @@
 """How glibc's allocator hands memory back, which decides the peak of a build and the speed of training.
 
-While a model is built, tensors of other stages come and go. glibc raises its mmap threshold after the first large free and then
-keeps freed blocks of 16 MB and more in its heap: 800 MB instead of 330 MB at the peak of a 1 GB model. So the threshold is held at
-1 MiB while building. Left there, training pays for it: every activation is a fresh mapping, 11,000 to 18,000 page faults and about a
-tenth of the time of a micro-batch. So it is raised to the most that glibc takes afterwards. Other allocators are left alone.
+While a model is built, tensors of other stages come and go. glibc raises its mmap threshold after the first large
+free and then keeps freed blocks of 16 MB and more in its heap: 800 MB instead of 330 MB at the peak of a 1 GB model.
+So the threshold is held at 1 MiB while building. Left there, training pays for it: every activation is a fresh
+mapping, 11,000 to 18,000 page faults and about a tenth of the time of a micro-batch. So it is raised to the most that
+glibc takes afterwards. Other allocators are left alone.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _set(mmap_bytes: int, trim_bytes: int) -> bool:
     libc = _libc()
     if libc is None:
         return False
-    return libc.mallopt(_MMAP_THRESHOLD, mmap_bytes) == 1 and libc.mallopt(_TRIM_THRESHOLD, trim_bytes) == 1
+    return bool(libc.mallopt(_MMAP_THRESHOLD, mmap_bytes) == 1 and libc.mallopt(_TRIM_THRESHOLD, trim_bytes) == 1)
 
 
 @cache

@@ -1,13 +1,13 @@
 """`device_guard`: where the user says that layers belong together on one device.
 
-The obvious place for a mark is an attribute of the layer, but a guard never sees a layer: it sees what is registered while it is
-open. So torch's public registration hooks write the label down, by name, on the module that received a parameter, a buffer or a
-child, and `mark_of` reads a layer's mark out of its subtree. Where a parameter was made counts before where a module was
-attached, so a list that is built inside a guard keeps its place when it is attached outside. The labels lie in the module's
-`__dict__`: they travel with a deep copy and never show in a state dict.
+The obvious place for a mark is an attribute of the layer, but a guard never sees a layer: it sees what is registered
+while it is open. So torch's public registration hooks write the label down, by name, on the module that received a
+parameter, a buffer or a child, and `mark_of` reads a layer's mark out of its subtree. Where a parameter was made
+counts before where a module was attached, so a list that is built inside a guard keeps its place when it is attached
+outside. The labels lie in the module's `__dict__`: they travel with a deep copy and never show in a state dict.
 
-A deep copy registers nothing. One that is made inside a guard is newly built there, so `nn.Module.__setstate__`, through which every
-copy comes to life, is followed by the same rule.
+A deep copy registers nothing. One that is made inside a guard is newly built there, so `nn.Module.__setstate__`,
+through which every copy comes to life, is followed by the same rule.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def mark_of(module: nn.Module) -> str:
         raise PipesvcError(
             ErrorCode.INVALID_JOB,
             f"a layer ({type(module).__name__}) holds parts with different marks: {', '.join(found)}",
-            advice="A layer lies on one device: make its parts layers of their own, or build them under one device_guard.",
+            advice="A layer lies on one device: make its parts layers of their own, or build them under one guard.",
         )
     return found[0] if found else ""
 
@@ -101,7 +101,7 @@ def _watch_registrations() -> None:
     register_module_parameter_registration_hook(_on_tensor)
     register_module_buffer_registration_hook(_on_tensor)
     register_module_module_registration_hook(_on_module)
-    set_state = nn.Module.__setstate__
+    set_state: Any = nn.Module.__setstate__
 
     def set_state_and_mark(self: nn.Module, state: dict[str, Any]) -> None:
         set_state(self, state)

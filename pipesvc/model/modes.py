@@ -1,18 +1,19 @@
 """What torch is told while a part of a model is built.
 
-`Operators` sees every operator below autograd. One that involves a ghost runs on shapes alone; a random one makes its draws in scratch
-(`scratch`), so the generator moves as in the plain build. A large factory call (`torch.empty`, `randn`, `zeros` ...) whose result
-ends in parameters of other stages only is answered with a ghost from the start: without that, the 200 GB table of another stage would
-have to be allocated before it is registered and dropped. Which calls those are is learned in a first pass, where all large ones are
-ghosts and `Flow` follows them.
+`Operators` sees every operator below autograd. One that involves a ghost runs on shapes alone; a random one makes its
+draws in scratch (`scratch`), so the generator moves as in the plain build. A large factory call (`torch.empty`,
+`randn`, `zeros` ...) whose result ends in parameters of other stages only is answered with a ghost from the start:
+without that, the 200 GB table of another stage would have to be allocated before it is registered and dropped. Which
+calls those are is learned in a first pass, where all large ones are ghosts and `Flow` follows them.
 
-`Faces` makes a ghost look like what it stands for: torch.nn.init has shortcuts for meta tensors that skip draws, and code that asks
-`weight.device` would go on to build its own tensors there.
+`Faces` makes a ghost look like what it stands for: torch.nn.init has shortcuts for meta tensors that skip draws, and
+code that asks `weight.device` would go on to build its own tensors there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -61,7 +62,7 @@ def _address(tensor: Tensor) -> int:
 
 
 class Operators(TorchDispatchMode):
-    """`dropped` names the large factory calls that give ghosts, by their number; None: all of them (the first pass, with `flow`)."""
+    """`dropped` are the large factory calls that give ghosts, by number; None: all (first pass)."""
 
     def __init__(
         self, *, does_draw: bool, large_bytes: int | None = LARGE_BYTES, dropped: frozenset[int] | None = None
@@ -72,6 +73,11 @@ class Operators(TorchDispatchMode):
         self._dropped = dropped
         self.num_large = 0
         self.flow = Flow()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not a matter here; torch's own answer imports its compiler at the first operator: 1 s and 100 MB."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -99,15 +105,17 @@ class Operators(TorchDispatchMode):
             raise undrawable(name)
         if self._does_draw:
             advance(_draw_on(func, name, tensors[0], args[1:], kwargs))
-        return tensors[0] if is_in_place else func(*args, **{**kwargs, "generator": None} if "generator" in kwargs else kwargs)
+        return tensors[0] if is_in_place else func(*args, **_without_generator(kwargs))
 
     def _large_ghost(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_random: bool) -> Tensor | None:
         names = [argument.name for argument in func._schema.arguments]
         is_plain = kwargs.get("device") in (None, CPU) and kwargs.get("layout") in (None, torch.strided)
         if self._large_bytes is None or "device" not in names or not is_plain or (is_random and "size" not in names):
             return None
-        without_generator = {key: None if key == "generator" else value for key, value in kwargs.items()}
-        shape = func(*args, **{**without_generator, "device": META})
+        if is_random:
+            shape = _random_shape(func, args, kwargs, names.index("size"))
+        else:
+            shape = func(*args, **{**kwargs, "device": META})
         if not isinstance(shape, Tensor) or shape.numel() * shape.element_size() < self._large_bytes:
             return None
         factory = self.num_large
@@ -119,6 +127,11 @@ class Operators(TorchDispatchMode):
         if is_random and self._does_draw:
             advance(_draw_factory(func, names.index("size"), shape, args, kwargs))
         return shape
+
+
+def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A meta kernel refuses a generator of the CPU."""
+    return {key: None if key == "generator" else value for key, value in kwargs.items()}
 
 
 def _draw_on(func: Any, name: str, ghost: Tensor, rest: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Draw:
@@ -143,6 +156,13 @@ def _draw_on(func: Any, name: str, ghost: Tensor, rest: tuple[Any, ...], kwargs:
         generator=kwargs.get("generator") or torch.default_generator,
         run=run,
     )
+
+
+def _random_shape(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], size_at: int) -> Tensor:
+    """The result on meta. Asking the operator itself would load torch's Python decompositions: 0.5 s."""
+    size = args[size_at] if size_at < len(args) else kwargs["size"]
+    default = torch.int64 if func._schema.name.startswith("aten::randint") else torch.get_default_dtype()
+    return torch.empty(size, dtype=kwargs.get("dtype") or default, device=META)
 
 
 def _draw_factory(func: Any, size_at: int, shape: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Draw:
@@ -208,15 +228,16 @@ def _ghostly(value: Any) -> Any:
 
 
 def _is_about_ghosts(error: BaseException) -> bool:
-    return isinstance(error, NotImplementedError) or "meta" in str(error).lower()
+    return isinstance(error, NotImplementedError) or re.search(r"\bmeta\b", str(error), re.IGNORECASE) is not None
 
 
-_ANSWERS: Final[dict[Any, Callable[[Tensor], object]]] = {
-    torch.Tensor.device.__get__: lambda _: CPU,
-    torch.Tensor.is_meta.__get__: lambda _: False,
-    torch.Tensor.is_cpu.__get__: lambda _: True,
+_tensor_class: Any = torch.Tensor  # its properties are annotated as their values
+_ANSWERS: Final[dict[Any, object]] = {
+    _tensor_class.device.__get__: CPU,
+    _tensor_class.is_meta.__get__: False,
+    _tensor_class.is_cpu.__get__: True,
 }
-_DATA_SETTER: Final = torch.Tensor.data.__set__
+_DATA_SETTER: Final = _tensor_class.data.__set__
 _READERS: Final = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item, torch.Tensor.data_ptr})
 
 
@@ -228,9 +249,8 @@ class Faces(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if args and is_ghost(args[0]):
-            answer = _ANSWERS.get(func)
-            if answer is not None:
-                return answer(args[0])
+            if func in _ANSWERS:
+                return _ANSWERS[func]
             if func in _READERS:
                 raise unreadable(f"`.{func.__name__}()`")
             if func == _DATA_SETTER:

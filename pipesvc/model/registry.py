@@ -1,9 +1,10 @@
 """Numbers the parameters in the order in which they are made, which is the same in every process.
 
-A parameter is initialised before its module is attached, so while it is made nobody can know which layer it will belong to. Its number
-is known: a first pass, in which all are ghosts, learns which numbers end in which layer; the pass that counts then knows by number what
-to keep. Parameters become ghosts when they are registered, before `reset_parameters` touches their pages, by torch's public hook. A
-deep copy registers nothing, so `Parameter.__deepcopy__` is replaced while building.
+A parameter is initialised before its module is attached, so while it is made nobody can know which layer it will
+belong to. Its number is known: a first pass, in which all are ghosts, learns which numbers end in which layer; the
+pass that counts then knows by number what to keep. Parameters become ghosts when they are registered, before
+`reset_parameters` touches their pages, by torch's public hook. A deep copy registers nothing, so
+`Parameter.__deepcopy__` is replaced while building.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Registry:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        deep_copy = nn.Parameter.__deepcopy__
+        parameter_class: Any = nn.Parameter
+        deep_copy = parameter_class.__deepcopy__
 
         def copied(parameter: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
             if id(parameter) not in memo:
@@ -55,12 +57,13 @@ class Registry:
             known: nn.Parameter = memo[id(parameter)]
             return known
 
-        handle = register_module_parameter_registration_hook(self._register)
-        nn.Parameter.__deepcopy__ = copied  # type: ignore[method-assign]
+        hook: Any = self._register  # torch annotates its result as None, and takes a parameter
+        handle = register_module_parameter_registration_hook(hook)
+        parameter_class.__deepcopy__ = copied
         try:
             yield
         finally:
-            nn.Parameter.__deepcopy__ = deep_copy  # type: ignore[method-assign]
+            parameter_class.__deepcopy__ = deep_copy
             handle.remove()
 
     def _register(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:

@@ -1,12 +1,13 @@
 """Random draws for tensors that nobody here holds, in bounded memory.
 
-A worker that skips the draws of other stages' parameters would give its own parameters other numbers than the plain build does. So it
-makes the draws and throws them away. A scratch of the parameter's size would defeat the purpose (it may be a 200 GB table), so they
-go through 256 KiB. torch's CPU kernels draw in groups of 16 with a rule of their own for the tail: blocks of a multiple of 16, with
-a tail of less than 16 joined to the last block, leave the generator in the identical state.
+A worker that skips the draws of other stages' parameters would give its own parameters other numbers than the plain
+build does. So it makes the draws and throws them away. A scratch of the parameter's size would defeat the purpose (it
+may be a 200 GB table), so they go through 256 KiB. torch's CPU kernels draw in groups of 16 with a rule of their own
+for the tail: blocks of a multiple of 16, with a tail of less than 16 joined to the last block, leave the generator in
+the identical state.
 
-Which kernels keep that property depends on torch's version and on the CPU (MKL draws one seed per call, whatever the size), so each
-kind of draw is tried on a small size first; one that behaves in neither way is refused by name.
+Which kernels keep that property depends on torch's version and on the CPU (MKL draws one seed per call, whatever the
+size), so each kind of draw is tried on a small size first; one that behaves in neither way is refused by name.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def advance(draw: Draw) -> None:
 def undrawable(name: str) -> PipesvcError:
     return PipesvcError(
         ErrorCode.BUILD_FAILED,
-        f"{name} at {user_line()} draws random numbers for a layer of another stage in a way that cannot be repeated in parts",
+        f"{name} at {user_line()} draws for a layer of another stage in a way that cannot be repeated in parts",
         advice="Initialise with normal_, uniform_ or a function of torch.nn.init, or run the model as one stage.",
     )
 

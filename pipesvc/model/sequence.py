@@ -1,8 +1,9 @@
 """The layers of a model whose order the user wrote down.
 
-A chain that is guessed from `named_children` is wrong without a sound whenever `forward` does something else, so an order is only
-accepted where the user stated it: an `nn.Sequential` with its own forward, or a list of modules. Everything that a plain run of the
-layers one after another would lose (a forward of one's own, hooks or parameters on the container) is refused by name.
+A chain that is guessed from `named_children` is wrong without a sound whenever `forward` does something else, so an
+order is only accepted where the user stated it: an `nn.Sequential` with its own forward, or a list of modules.
+Everything that a plain run of the layers one after another would lose (a forward of one's own, hooks or parameters on
+the container) is refused by name.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pipesvc.errors import ErrorCode, PipesvcError
 NamedLayer = tuple[str, nn.Module]
 
 _WAY_OUT = (
-    "Return an nn.Sequential or a list of modules from the model function: each entry is a layer, and the output of one is the input "
-    "of the next. What happens between two layers in forward belongs into a module of its own."
+    "Return an nn.Sequential or a list of modules from the model function: each entry is a layer, and the output of "
+    "one is the input of the next. What happens between two layers in forward belongs into a module of its own."
 )
 
 
@@ -97,7 +98,7 @@ def _refuse_repeats(layers: Sequence[NamedLayer]) -> None:
             raise PipesvcError(
                 ErrorCode.INVALID_JOB,
                 f"layers {first!r} and {name!r} are the same {type(layer).__name__} object (tied weights)",
-                advice="Two stages cannot hold one object: give each place its own module, or put both uses into one layer.",
+                advice="Two stages cannot hold one object: give each place its own module, or put both into one layer.",
             )
 
 

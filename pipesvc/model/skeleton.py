@@ -1,58 +1,51 @@
 """A part of a model with the numbers that the whole would have, without holding the whole.
 
-Building the model and dropping what is not ours needs the memory of all; seeding each layer by its name gives other numbers than plain
-torch. So the model function runs twice. The first pass makes no draw and holds no value: it learns which parameters, in order of their
-making, belong to which layer. The second begins with `torch.manual_seed(seed)`, keeps only what the wanted layers need, and makes the
-draws of all others in a small scratch, so that every worker gets the very bits of the plain build and ends with the very state of the
-generator. The model function must therefore do the same when it is called again; that is checked.
+Building the model and dropping what is not ours needs the memory of all; seeding each layer by its name gives other
+numbers than plain torch. So the model function runs twice. The first pass makes no draw and holds no value: it learns
+which parameters, in order of their making, belong to which layer. The second begins with `torch.manual_seed(seed)`,
+keeps only what the wanted layers need, and makes the draws of all others in a small scratch, so that every worker
+gets the very bits of the plain build and ends with the very state of the generator. The model function must therefore
+do the same when it is called again; that is checked.
 
 Drawing is serial: every worker draws the whole stream, about 5 s per GB.
+
+`exact` does this with parts of torch that are not promised to stay. It is loaded when first needed and tried on a
+small model; under a torch where it does not hold, a model of several stages is refused by name, and one of a single
+stage is built plainly as ever.
 """
 
 from __future__ import annotations
 
-import gc
-import random
-import sys
-import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipesvc.core.plan import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError
-from pipesvc.model import trunc_normal
-from pipesvc.model.ghosts import META, UnreadableError, ghost_of, is_ghost
 from pipesvc.model.marks import mark_of
-from pipesvc.model.modes import LARGE_BYTES, Faces, Operators
-from pipesvc.model.registry import Registry, number_of, unmark
-from pipesvc.model.sequence import NamedLayer, layers_of, refuse_lazy, shared_parameters
+from pipesvc.model.random_state import same_random_state_after
+from pipesvc.model.sequence import NamedLayer, layers_of, refuse_lazy
 
 Build = Callable[[], object]
 
-_REPEATABLE: Final = (
-    "The model function runs twice on each worker and must make the same, new modules each time: make every module inside it, "
-    "and let nothing in it depend on random values, time, or what an earlier call left behind."
-)
 
+def inspect_layers(build: Build, *, is_whole: bool = False) -> list[LayerInfo]:
+    """The layers in order; the generators stay as they were.
 
-def inspect_layers(build: Build) -> list[LayerInfo]:
-    """The layers in order, without a draw and without values; the generators stay as they were."""
-    layers = _first_pass(build).layers
-    return [
-        LayerInfo(
-            name=name,
-            type=type(layer).__name__,
-            mark=mark_of(layer),
-            parameter_bytes=_num_bytes(layer.parameters()),
-            buffer_bytes=_num_bytes(layer.buffers()),
-        )
-        for name, layer in layers
-    ]
+    Without a draw and without values, so that a model larger than this host can be looked at, and one that cannot be
+    built in parts is refused. `is_whole` says that it will not be: then it is built as it is.
+    """
+    if is_whole:
+        with same_random_state_after():
+            layers = layers_of(build())
+            refuse_lazy(layers)
+    else:
+        layers = _exact().first_pass(build).layers
+    return [_info(name, layer) for name, layer in layers]
 
 
 def whole(build: Build, seed: int) -> list[NamedLayer]:
@@ -64,150 +57,68 @@ def whole(build: Build, seed: int) -> list[NamedLayer]:
 
 
 def build_range(build: Build, seed: int, first: int, end: int) -> list[NamedLayer]:
-    """Layers `first` up to `end` (exclusive), bit-equal to the same layers of `whole(build, seed)`."""
+    """Layers `first` up to `end` (exclusive) only, bit-equal to the same layers of `whole(build, seed)`."""
     return build_layers(build, seed, range(first, end))[first:end]
 
 
 def build_layers(build: Build, seed: int, owned: Collection[int]) -> list[NamedLayer]:
-    """All layers in order: those at the indices `owned` as `whole` gives them, the others on meta."""
-    first = _first_pass(build)
-    wrong = sorted(index for index in owned if not 0 <= index < len(first.layers))
-    if wrong or not owned:
-        what = f"layer {wrong[0]} does not exist" if wrong else "no layer is asked for"
-        raise PipesvcError(ErrorCode.INVALID_PLAN, f"{what}: the model has {len(first.layers)} layers")
-    if len(set(owned)) == len(first.layers):
-        return whole(build, seed)
-    _refuse_shared(first.layers, owned)
-    kept, dropped = _needed(first, owned)
-    signature, num_large, large_bytes = first.registry.signature, first.operators.num_large, first.large_bytes
-    seen = [weakref.ref(module) for _, layer in first.layers for module in layer.modules()]
-    del first
-    gc.collect()  # modules may hold each other in cycles
-    registry = Registry(kept)
-    operators = Operators(does_draw=True, large_bytes=large_bytes, dropped=dropped)
-    torch.manual_seed(seed)
-    layers = _run(build, registry, operators, does_draw=True)
-    again = {id(module) for _, layer in layers for module in layer.modules()}
-    is_cached = any(id(module) in again for ref in seen if (module := ref()) is not None)
-    if is_cached or registry.signature != signature or operators.num_large != num_large:
-        what = "returns modules that it made before" if is_cached else "does not make the same when it is called again"
-        raise PipesvcError(ErrorCode.BUILD_FAILED, f"the model function {what}", advice=_REPEATABLE)
-    _finish(layers, owned)
+    """All layers: those at the indices `owned` as `whole` gives them, the others as shapes alone (meta).
+
+    To be called inside `malloc.while_building`, or freed tensors stay with the process.
+    """
+    layers: list[NamedLayer] = _exact().build_layers(build, seed, owned)
     return layers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _FirstPass:
-    layers: list[NamedLayer]
-    registry: Registry
-    operators: Operators
-    large_bytes: int | None
-
-
-def _first_pass(build: Build) -> _FirstPass:
+@cache
+def _exact() -> Any:
+    """The module, once it has proved itself under this torch."""
     try:
-        return _on_shapes(build, LARGE_BYTES)
-    except UnreadableError:
-        # The value that was read may be of a large tensor that belongs to no parameter: once more with those real.
-        return _on_shapes(build, None)
+        exact = import_module("pipesvc.model.exact")
+        with same_random_state_after():
+            _try_out(exact.build_layers)
+    except Exception as error:
+        raise PipesvcError(
+            ErrorCode.BUILD_FAILED,
+            f"torch {torch.__version__} cannot build a part of a model exactly ({type(error).__name__}: {error})",
+            advice="Use a torch that pipesvc is tested with, or run the model as one stage (is_pipelined off).",
+        ) from error
+    return exact
 
 
-def _on_shapes(build: Build, large_bytes: int | None) -> _FirstPass:
-    registry = Registry()
-    operators = Operators(does_draw=False, large_bytes=large_bytes)
-    with _same_random_state_after():
-        layers = _run(build, registry, operators, does_draw=False)
-    refuse_lazy(layers)
-    return _FirstPass(layers=layers, registry=registry, operators=operators, large_bytes=large_bytes)
+def _try_out(build_layers: Callable[[Build, int, Collection[int]], list[NamedLayer]]) -> None:
+    torch.manual_seed(1)
+    plain, state = _sample(), torch.get_rng_state()
+    for index in range(len(plain)):
+        built = build_layers(_sample, 1, [index])
+        ours = built[index][1].state_dict()
+        if any(not torch.equal(value, ours[name]) for name, value in plain[index].state_dict().items()):
+            raise ValueError(f"other values in {type(plain[index]).__name__}")
+        if not torch.equal(state, torch.get_rng_state()):
+            raise ValueError("another state of the generator")
+        if not all(each.is_meta for at, (_, layer) in enumerate(built) if at != index for each in layer.parameters()):
+            raise ValueError("values of other layers are kept")
 
 
-def _run(build: Build, registry: Registry, operators: Operators, *, does_draw: bool) -> list[NamedLayer]:
-    with registry.active(), trunc_normal.replaced(does_draw=does_draw), operators, Faces():
-        model = build()
-    return layers_of(model)
+def _sample() -> list[nn.Module]:
+    """A little of everything that building does: draws, copies, rejection, values made before they are registered."""
+    linear = nn.Linear(300, 301)
+    nn.init.trunc_normal_(linear.weight, std=1.0)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2)
+    table = nn.Embedding(1, 1)
+    table.weight = nn.Parameter(torch.randn(1000, 301).mul_(0.5))
+    return [linear, encoder, table, nn.BatchNorm1d(4)]
 
 
-@contextmanager
-def _same_random_state_after() -> Iterator[None]:
-    python, here = random.getstate(), torch.get_rng_state()
-    numpy: Any = sys.modules.get("numpy")
-    numpys = numpy.random.get_state() if numpy is not None else None
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        torch.set_rng_state(here)
-        if numpy is not None:
-            numpy.random.set_state(numpys)
+def _info(name: str, layer: nn.Module) -> LayerInfo:
+    return LayerInfo(
+        name=name,
+        type=type(layer).__name__,
+        mark=mark_of(layer),
+        parameter_bytes=_num_bytes(layer.parameters()),
+        buffer_bytes=_num_bytes(layer.buffers()),
+    )
 
 
-def _refuse_shared(layers: Sequence[NamedLayer], owned: Collection[int]) -> None:
-    for one, other, name in shared_parameters(layers):
-        if (one in owned) != (other in owned):
-            raise PipesvcError(
-                ErrorCode.INVALID_PLAN,
-                f"layers {layers[one][0]!r} and {layers[other][0]!r} share the parameter {name!r} and lie in different stages",
-                advice="Put both into one stage (boundaries, or one mark), or give each a parameter of its own.",
-            )
-
-
-def _needed(first: _FirstPass, owned: Collection[int]) -> tuple[frozenset[int], frozenset[int]]:
-    """The numbers of the parameters that must be real, and of the large factory calls that need not be."""
-    ours = [layer for index, (_, layer) in enumerate(first.layers) if index in owned]
-    modules = {id(module) for layer in ours for module in layer.modules()}
-    registrations = first.registry.registrations
-    # Also what an owned module held for a while only: a parametrization starts from the original weight.
-    kept = {each.number for each in registrations if each.module is not None and id(each.module) in modules}
-    kept |= {number for layer in ours for each in layer.parameters() if (number := number_of(each)) is not None}
-    sources = {each.number: each.source for each in registrations if each.source is not None}
-    pending = list(kept)
-    while pending:  # what is copied must be real until it is copied
-        source = sources.get(pending.pop())
-        if source is not None and source not in kept:
-            kept.add(source)
-            pending.append(source)
-    flow = first.operators.flow
-    needed = flow.sources(each.parameter for each in registrations if each.number in kept)
-    needed |= flow.sources(tensor for layer in ours for tensor in [*layer.parameters(), *layer.buffers()])
-    others = [layer for index, (_, layer) in enumerate(first.layers) if index not in owned]
-    known = flow.sources(each.parameter for each in registrations)
-    known |= flow.sources(buffer for layer in others for buffer in layer.buffers())
-    return frozenset(kept), frozenset(known - needed)
-
-
-def _finish(layers: Sequence[NamedLayer], owned: Collection[int]) -> None:
-    """The others become shapes alone, buffers too; ours must have all their values."""
-    refuse_lazy(layers)
-    ours = {id(module) for index, (_, layer) in enumerate(layers) if index in owned for module in layer.modules()}
-    for index, (name, layer) in enumerate(layers):
-        for path, module in layer.named_modules(prefix=name):
-            if index in owned:
-                _check_real(path, module)
-            elif id(module) not in ours:
-                _empty(module)
-
-
-def _check_real(path: str, module: nn.Module) -> None:
-    for name, value in [*module._parameters.items(), *module._buffers.items(), *module.__dict__.items()]:
-        if is_ghost(value):
-            raise PipesvcError(
-                ErrorCode.BUILD_FAILED,
-                f"{path}.{name} is made from a tensor of another stage, or has no values (meta)",
-                advice="Make it from sizes and constants, or put both layers into one stage.",
-            )
-        if isinstance(value, nn.Parameter):
-            unmark(value)
-
-
-def _empty(module: nn.Module) -> None:
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            module._parameters[name] = parameter if is_ghost(parameter) else ghost_of(parameter)
-            unmark(module._parameters[name])  # type: ignore[arg-type]
-    for name, buffer in module._buffers.items():
-        if buffer is not None and not is_ghost(buffer):
-            module._buffers[name] = torch.empty_like(buffer, device=META)
-
-
-def _num_bytes(tensors: Iterator[Tensor]) -> int:
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,9 +1,10 @@
 """`nn.init.trunc_normal_` for a tensor that another stage holds.
 
-torch redraws the whole tensor until no element lies outside the bounds, so how often it draws depends on every value: the draws cannot
-be thrown away unseen. The same rounds are made here block by block; what stays from round to round is one bit per element, and only
-for blocks that still have elements outside. torch's own function is private and skips meta tensors, so it is replaced while
-building, after a trial has shown that both leave the generator in the same state; otherwise the call is refused by name.
+torch redraws the whole tensor until no element lies outside the bounds, so how often it draws depends on every value:
+the draws cannot be thrown away unseen. The same rounds are made here block by block; what stays from round to round
+is one bit per element, and only for blocks that still have elements outside. torch's own function is private and
+skips meta tensors, so it is replaced while building, after a trial has shown that both leave the generator in the
+same state; otherwise the call is refused by name.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _is_same_as(original: _Function) -> bool:
     for mean, std, low, high in _TRIALS:
         for num_elements in (5, 64 * 5, 64 * 7 + 5):
             expected, found = torch.Generator().manual_seed(7), torch.Generator().manual_seed(7)
-            original(torch.empty(num_elements), mean, std, low, high, generator=expected)
+            original(torch.empty(num_elements, dtype=torch.float32), mean, std, low, high, generator=expected)
             advance(num_elements, torch.float32, mean, std, low, high, found, 64)
             if not torch.equal(expected.get_state(), found.get_state()):
                 return False

@@ -4,7 +4,7 @@ A stage may return a tensor, a tuple or a dict, and a batch may be any of them. 
 code on arrival; this carries exactly the listed types and refuses the rest by name. A tensor is `["tensor"]`, a
 container is a list that begins with its type's name, and None, bool, int and str are themselves:
 
-    (x, {"mask": m, "scale": 0.5})  ->  ["tuple",["tensor"],["dict",["mask",["tensor"]],["scale",["float","0x1.0...p-1"]]]]
+    (x, {"m": m, "scale": 0.5})  ->  ["tuple",["tensor"],["dict",["m",["tensor"]],["scale",["float","0x1...p-1"]]]]
 
 Floats travel in hexadecimal, so that they are exact and NaN and infinities stay valid JSON. Tensors are numbered in
 the order of the text.

@@ -16,7 +16,7 @@ from pipesvc.worker.user_errors import user_error
 
 
 def bind(call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any]:
-    """The function that `call` names, with its keyword arguments. `role` is its part in the job, such as "the model"."""
+    """The function that `call` names, with its keyword arguments. `role` is its part in the job ("the model")."""
     module, separator, name = call.target.partition(":")
     parts = [*module.split("."), *name.split(".")]
     if not separator or not all(part.isidentifier() for part in parts):

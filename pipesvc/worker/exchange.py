@@ -9,7 +9,7 @@ is a link like any other, so that credit and order have one implementation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.net.addresses import parse
@@ -19,16 +19,21 @@ from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
 from pipesvc.wire.frames import FrameHeader
 from pipesvc.wire.links import FEEDER, Link, endpoint_name
 from pipesvc.wire.segments import Segment, SegmentMap, SegmentPool
-from pipesvc.worker.children import Child
 
 # Below this a tensor is cheaper to copy through the socket than to map; the child has the same limit for its side.
 INLINE_PAYLOAD_BYTES: Final = 16 * 1024
 
 
+class Recipient(Protocol):
+    """A child, as far as tensors are concerned."""
+
+    def send(self, message: local_pb2.ToChild, descriptors: tuple[int, ...] = ()) -> None: ...
+
+
 class ChildExchange:
     """The segments that the agent shares with one child."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Recipient) -> None:
         self.child = child
         self._pool = SegmentPool()
         self._map = SegmentMap()
@@ -90,6 +95,10 @@ class ChildExchange:
     def released(self, segment_id: int) -> None:
         self._pool.release(segment_id)
 
+    @property
+    def num_segments_in_use(self) -> int:
+        return self._pool.num_in_use
+
     def close(self) -> None:
         self._arriving.clear()
         self._pool.close()
@@ -123,7 +132,7 @@ class Exchange:
         self._senders: dict[Link, LinkSender] = {}
         service.open_run(run_id, term=term, token=token, window_parcels=window_parcels, sink=self)
 
-    def add(self, role: types_pb2.Role, child: Child) -> None:
+    def add(self, role: types_pb2.Role, child: Recipient) -> None:
         self._children[role] = ChildExchange(child)
 
     def allocate(self, link: Link, header: FrameHeader) -> memoryview:
@@ -143,6 +152,11 @@ class Exchange:
             case "parcels_consumed":
                 consumed = message.parcels_consumed
                 self._service.consumed(self._run_id, Link.from_message(consumed.link), consumed.num_parcels)
+
+    @property
+    def num_segments_in_use(self) -> int:
+        """Of those that the agent made; a child that drops its tensors gives them back."""
+        return sum(child.num_segments_in_use for child in self._children.values())
 
     def counts(self) -> list[worker_pb2.LinkCount]:
         return [

@@ -32,9 +32,7 @@ class ProgressReporter:
         if awaiting == self._awaiting:
             return
         self._awaiting = awaiting
-        self._report(
-            local_pb2.Progress(phase="waiting", step=step, awaiting=awaiting, since_unix_ns=self._now_ns())
-        )
+        self._report(local_pb2.Progress(phase="waiting", step=step, awaiting=awaiting, since_unix_ns=self._now_ns()))
 
     def _report(self, progress: local_pb2.Progress) -> None:
         self._port.report(local_pb2.FromChild(progress=progress))

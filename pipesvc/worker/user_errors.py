@@ -1,7 +1,7 @@
 """Exceptions of user code as errors of the service.
 
-The client shows the traceback to the person who wrote the code, so the frames of pipesvc that lead to it are cut off; and
-the type's name travels as text, since the class itself may exist on this worker only.
+The client shows the traceback to the person who wrote the code, so the frames of pipesvc that lead to it are cut off;
+and the type's name travels as text, since the class itself may exist on this worker only.
 """
 
 from __future__ import annotations

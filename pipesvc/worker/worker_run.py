@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -74,7 +75,6 @@ class WorkerRun:
         self.term: Final = assignment.term
         self._where = Where(run_id=self.run_id, worker=assignment.worker, host=assignment.host)
         self._upstream = upstream
-        self._dir = Path(tempfile.mkdtemp(prefix="run-", dir=parent_dir))
         self._bundle_dir = ""
         self._children: dict[types_pb2.Role, Child] = {}
         self._progress: dict[types_pb2.Role, local_pb2.Progress] = {}
@@ -90,6 +90,11 @@ class WorkerRun:
             service=service,
             on_failed=self._link_failed,
         )
+        try:
+            self._dir = Path(tempfile.mkdtemp(prefix="run-", dir=parent_dir))
+        except OSError:
+            service.close_run(self.run_id)
+            raise
 
     def start(self, start: worker_pb2.StartChild) -> None:
         """Start a child; what prevents that is reported as the child's failure."""
@@ -215,14 +220,13 @@ class WorkerRun:
         child.send(local_pb2.ToChild(assignment_path=str(path)))
 
     def _link_failed(self, error: PipesvcError) -> None:
-        # Which of its children sends on the link matters to nobody: the report is an echo.
-        details = error.details
-        echo = ErrorDetails(
-            code=details.code, message=details.message, advice=details.advice, where=details.where, is_echo=True
-        )
-        role = next(iter(self._children), types_pb2.ROLE_EXECUTOR)
-        if not self._is_stopping:
-            self._fail(role, PipesvcError.of(echo), is_explanation=False)
+        if self._is_stopping:
+            return
+        # A lost link is probably the consequence of another worker's end; a refused frame is nobody's consequence.
+        is_echo = error.code in (ErrorCode.LINK_LOST, ErrorCode.RUN_NOT_FOUND)
+        failure = PipesvcError.of(replace(error.details, is_echo=is_echo))
+        # Which child sends on the link is not said: the run ends with all of them.
+        self._fail(next(iter(self._children), types_pb2.ROLE_EXECUTOR), failure, is_explanation=False)
 
     def _fail(self, role: types_pb2.Role, error: PipesvcError, *, is_explanation: bool = True) -> None:
         if is_explanation:

@@ -1,4 +1,4 @@
-"""Values in few words, for errors: a wrong shape between two layers is seen at once when the message shows what came."""
+"""Values in few words, for errors: a wrong shape between two layers is seen when the message shows what came."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from pipesvc.core.plan import Plan, StagePlan
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.model import malloc, skeleton
+from pipesvc.model import malloc, sequence, skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls
 from pipesvc.worker.executor import state
@@ -31,7 +31,7 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
         torch.set_num_threads(max(1, assignment.num_threads))
         ProgressReporter(port).busy("building")
         plan = Plan.from_json(assignment.plan_json)
-        with malloc.low_threshold():
+        with malloc.while_building():
             stages = build_stages(assignment.job, plan, assignment.worker, where)
         port.report(local_pb2.FromChild(ready=_ready(stages)))
         Runtime(port, stages, settings_of(assignment.job, plan, assignment.worker)).run()
@@ -55,10 +55,13 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
     build = calls.bind(job.model, "the model", where)
     loss = calls.bind_loss(job, where)
     optimizer = calls.bind(job.optimizer, "the optimizer", where)
+    own = plan.stages_of(worker)
+    devices = [_device(stage_plan, where) for stage_plan in own]
+    all_layers = _layers(build, job.seed, own, where)
+    _refuse_shared(all_layers, own, where)
     stages: dict[int, Stage] = {}
-    for stage_plan in plan.stages_of(worker):
-        device = _device(stage_plan, where)
-        layers = _layers(build, job.seed, plan, stage_plan, where)
+    for stage_plan, device in zip(own, devices, strict=True):
+        layers = all_layers[stage_plan.first_layer : stage_plan.end_layer]
         for _, layer in layers:
             layer.to(device)
         spec = StageSpec(
@@ -78,16 +81,30 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
 
 
 def _layers(
-    build: Callable[[], Any], seed: int, plan: Plan, stage: StagePlan, where: Where
+    build: Callable[[], Any], seed: int, own: Sequence[StagePlan], where: Where
 ) -> Sequence[tuple[str, nn.Module]]:
+    """All layers of the model, real where this worker holds them. One build for all its stages: drawing takes time."""
+    owned = [layer for stage in own for layer in range(stage.first_layer, stage.end_layer)]
     try:
-        if plan.num_stages == 1:
-            return skeleton.whole(build, seed)
-        return skeleton.build_range(build, seed, stage.first_layer, stage.end_layer)
+        return skeleton.build_layers(build, seed, owned)
     except PipesvcError:
         raise
     except Exception as cause:
-        raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=_at_stage(where, stage.index)) from cause
+        raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=where) from cause
+
+
+def _refuse_shared(layers: Sequence[tuple[str, nn.Module]], own: Sequence[StagePlan], where: Where) -> None:
+    """Two stages would each update the parameter, also when one worker holds both."""
+    stage_of = {layer: stage.index for stage in own for layer in range(stage.first_layer, stage.end_layer)}
+    for one, other, name in sequence.shared_parameters(layers):
+        if stage_of.get(one) != stage_of.get(other):
+            raise PipesvcError(
+                ErrorCode.INVALID_PLAN,
+                f"layers {layers[one][0]!r} and {layers[other][0]!r} share the parameter {name!r} "
+                "and lie in different stages",
+                advice="Put both into one stage (boundaries, or one mark), or give each a parameter of its own",
+                where=where,
+            )
 
 
 def _device(stage: StagePlan, where: Where) -> torch.device:

@@ -1,8 +1,8 @@
 """Clipping by the norm over all stages, with the bits of `torch.nn.utils.clip_grad_norm_` on the unsplit model.
 
-The sum of the stages' squared norms is the same number on paper, but not in float32: it differs in about one case of ten.
-So each stage sends the norm of every parameter, stage 0 lines them up in model order and takes the norm of that vector,
-which is what torch does, and answers with the coefficient that torch would multiply by.
+The sum of the stages' squared norms is the same number on paper, but not in float32: it differs in about one case of
+ten. So each stage sends the norm of every parameter, stage 0 lines them up in model order and takes the norm of that
+vector, which is what torch does, and answers with the coefficient that torch would multiply by.
 """
 
 from __future__ import annotations

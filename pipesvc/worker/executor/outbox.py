@@ -22,7 +22,7 @@ class Outbox:
         self._local_stages = frozenset(local_stages)
 
     def send(self, link: Link, step: int, micro_batch: int, value: Any) -> None:
-        """Tensors leave as CPU tensors; a stage of this worker gets copies, since its first operation may be in place."""
+        """Tensors leave as CPU tensors; a stage of this worker gets copies: its first operation may be in place."""
         structure, leaves = tree.flatten(value, lambda leaf: isinstance(leaf, Tensor))
         if link.consumer in self._local_stages:
             parcel = Parcel(
@@ -33,7 +33,9 @@ class Outbox:
             )
             self._inbox.put(link, step, micro_batch, parcel)
         else:
-            on_cpu = [each if each.is_cpu else each.detach().cpu().requires_grad_(each.requires_grad) for each in leaves]
+            on_cpu = [
+                each if each.is_cpu else each.detach().cpu().requires_grad_(each.requires_grad) for each in leaves
+            ]
             self._port.send_parcel(link, step, micro_batch, tree.unflatten(structure, on_cpu))
 
     def send_gradients(self, link: Link, step: int, micro_batch: int, gradients: Sequence[Tensor | None]) -> None:

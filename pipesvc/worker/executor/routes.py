@@ -1,7 +1,8 @@
 """Which links an action reads and which it feeds: pure, so that the interpreter, the waiting texts and the tests agree.
 
-Stage s reads its input from stage s - 1 (stage 0: from the feeder), its output's gradient from stage s + 1, labels straight
-from the feeder on the last stage. With clipping, every stage sends its norms to stage 0 and stage 0 answers every stage.
+Stage s reads its input from stage s - 1 (stage 0: from the feeder), its output's gradient from stage s + 1, labels
+straight from the feeder on the last stage. With clipping, every stage sends its norms to stage 0 and stage 0 answers
+every stage.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The one interpreter of every schedule on an executor.
 
-A schedule written as a loop blocks on the message that it wants next, and each schedule needs its own loop. Here the plan's
-priority list is data: of the actions still to run in this step, `core.choice` picks the first whose parcels are there, and
-this module performs it. It is the same choice that the simulator makes.
+A schedule written as a loop blocks on the message that it wants next, and each schedule needs its own loop. Here the
+plan's priority list is data: of the actions still to run in this step, `core.choice` picks the first whose parcels
+are there, and this module performs it. It is the same choice that the simulator makes.
 
 Threads: one. `turn` is the whole life of an executor: take what has come, run at most one action, else wait.
 """
@@ -116,7 +116,7 @@ class Runtime:
             live = {index: stage.num_live for index, stage in self._stages.items()}
             chosen = choice.choose(step.pending, self._is_ready, live, step.bounds)
             if chosen is not None:
-                self._perform(step, step.pending.pop(chosen))
+                self._perform_located(step, step.pending.pop(chosen))
                 return True
             self._note_waiting(self._missing_text(step))
         self._absorb(wait_s)
@@ -170,7 +170,7 @@ class Runtime:
         self._step = _Step(issue=issue, pending=list(pending), bounds=bounds)
 
     def _save_if_due(self) -> None:
-        """State is taken between two steps, so a request for a later step waits and one for an earlier step is a fault."""
+        """State is taken between two steps, so a request for a later step waits, one for an earlier step is a fault."""
         if self._step is not None or not self._waits.saves:
             return
         step = min(self._waits.saves)
@@ -195,6 +195,14 @@ class Runtime:
             if not self._inbox.has(link, step, micro_batch):
                 return link
         return None
+
+    def _perform_located(self, step: _Step, action: Action) -> None:
+        """Whatever goes wrong is told with its step, stage and micro-batch."""
+        try:
+            self._perform(step, action)
+        except PipesvcError as error:
+            where = Where(step=step.issue.step, stage=action.stage, micro_batch=action.micro_batch)
+            raise error.at(where) from error.__cause__
 
     def _perform(self, step: _Step, action: Action) -> None:
         self._trace.starts()
@@ -227,10 +235,7 @@ class Runtime:
     def _forward(self, stage: Stage, step: int, micro_batch: int, parcels: list[Parcel]) -> None:
         output = stage.forward(step, micro_batch, parcels[0], parcels[1] if len(parcels) > 1 else None)
         if not stage.spec.is_last:
-            try:
-                self._outbox.send(routes.input_link(stage.spec.index + 1), step, micro_batch, output)
-            except PipesvcError as error:
-                raise error.at(Where(step=step, stage=stage.spec.index, micro_batch=micro_batch)) from error
+            self._outbox.send(routes.input_link(stage.spec.index + 1), step, micro_batch, output)
 
     def _report_applied(self, stage: Stage, step: _Step) -> None:
         for message in self._trace.drain():

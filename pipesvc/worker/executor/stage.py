@@ -1,9 +1,10 @@
 """One stage: its layers, its optimizer and the micro-batches that are alive on it.
 
-The numbers must be those of the unsplit model, so a stage does what one process would do between two of its layers, and no
-more: a received tensor becomes an autograd leaf when the producer's tensor required a gradient, backward starts from the
-gradient that comes back, gradients add up in ascending micro-batch order, and each layer's random numbers are seeded by step,
-micro-batch and the layer's place in the whole model, never by what this process drew before.
+The numbers must be those of the unsplit model, so a stage does what one process would do between two of its layers,
+and no more: a received tensor becomes an autograd leaf when the producer's tensor required a gradient, backward
+starts from the gradient that comes back, gradients add up in ascending micro-batch order, and each layer's random
+numbers are seeded by step, micro-batch and the layer's place in the whole model, never by what this process drew
+before.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pipesvc.worker.user_errors import user_error
 
 
 class _Boundary(torch.autograd.Function):
-    """The identity between a received leaf and the first layer: autograd refuses an in-place operation on a leaf itself."""
+    """The identity between a received leaf and the first layer: autograd refuses in-place operations on a leaf."""
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:
@@ -112,7 +113,7 @@ class Stage:
         return value
 
     def backward(self, step: int, micro_batch: int, gradients: Parcel | None, share: float) -> list[Tensor | None]:
-        """The gradient of each received leaf. `gradients` come from the stage after; the last stage begins with its loss."""
+        """The gradient of each received leaf. `gradients` come from the next stage; the last begins with its loss."""
         live = self._live.pop(micro_batch)
         try:
             if gradients is None:

@@ -51,10 +51,7 @@ def chunks(stage: Stage, step: int) -> Iterator[local_pb2.StateChunk]:
 
 def _layout(stage: Stage) -> safetensors_stream.Layout:
     return safetensors_stream.make_layout(
-        {
-            name: (tensors.element_type_of(tensor), tuple(tensor.shape))
-            for name, tensor in stage.state_dict().items()
-        }
+        {name: (tensors.element_type_of(tensor), tuple(tensor.shape)) for name, tensor in stage.state_dict().items()}
     )
 
 

@@ -1,7 +1,7 @@
 """What a mini-batch is on its way through the feeder, and which batches are fit to train on.
 
-Only the last batch of an epoch may have fewer rows than there are micro-batches, and a source that yields whole batches does
-not say which one is the last: such a batch is held back until the next one, or the end, has come.
+Only the last batch of an epoch may have fewer rows than there are micro-batches, and a source that yields whole
+batches does not say which one is the last: such a batch is held back until the next one, or the end, has come.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ def split_pair(item: Any) -> tuple[Any, Any]:
     )
 
 
-def cut_batch(
-    raw: RawBatch, num_micro_batches: int, weight: Callable[[Any], Any] | None, where: Where
-) -> CutBatch:
+def cut_batch(raw: RawBatch, num_micro_batches: int, weight: Callable[[Any], Any] | None, where: Where) -> CutBatch:
     """Cut by rows; each micro-batch counts by its weight, which is evaluated for the whole mini-batch at once."""
     rows = split.micro_batch_rows(raw.num_rows, num_micro_batches)
     weights = [float(count) for count in rows] if weight is None else _weights(raw, rows, weight, where)
@@ -87,7 +85,7 @@ def _weights(raw: RawBatch, rows: tuple[int, ...], weight: Callable[[Any], Any],
             advice="It gets the labels of the whole batch and returns one number per row",
             where=where,
         )
-    return [part.sum().item() for part in numbers.split(list(rows))]
+    return [part.sum().item() for part in torch.split(numbers, list(rows))]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -125,5 +123,5 @@ class Gate:
                 ErrorCode.INVALID_JOB,
                 f"a batch of {batch.num_rows} rows, not the last of its epoch, cannot be cut into "
                 f"{self.num_micro_batches} micro-batches",
-                advice=f"Use micro_batches={batch.num_rows} or fewer, or batches of {self.num_micro_batches} rows or more",
+                advice=f"Use micro_batches={batch.num_rows} or fewer, or batches of {self.num_micro_batches} rows",
             )

@@ -1,7 +1,7 @@
 """Samples to batches, and batches to micro-batches.
 
-Both work on trees (tensors in tuples, lists and dicts), by rows: dimension 0. Leaves without rows (numbers, None, text, 0-dim
-tensors) belong to the whole batch and go to each of its micro-batches.
+Both work on trees (tensors in tuples, lists and dicts), by rows: dimension 0. Leaves without rows (numbers, None,
+text, 0-dim tensors) belong to the whole batch and go to each of its micro-batches.
 """
 
 from __future__ import annotations

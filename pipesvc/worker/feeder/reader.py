@@ -1,14 +1,17 @@
 """The thread that reads the source ahead, as far as it has permits.
 
-Reading in the loop that answers the coordinator would make every batch wait for its turn, and a source that blocks would
-block the answer too. A permit stands for one batch that is read and not yet given up: `capacity` of them with double
-buffering, given back when a batch is sent; else one, given back when its step is committed, so nothing is read ahead.
+Reading in the loop that answers the coordinator would make every batch wait for its turn, and a source that blocks
+would block the answer too. A permit stands for one batch that is read and not yet given up: `capacity` of them with
+double buffering, given back when a batch is sent; else one, given back when its step is committed, so nothing is read
+ahead.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,17 +30,16 @@ Arrival = RawBatch | SourceEnded | PipesvcError
 
 
 class Reader:
-    """`take` and `reading_since_s` are for the main thread; `wake` is called on the reader's thread after each arrival."""
+    """`take` and `reading_since_s` are for the main thread; `wake` is called on the reader's thread."""
 
-    def __init__(
-        self, batches: Iterator[RawBatch], num_permits: int, wake: Callable[[], None], where: Where
-    ) -> None:
+    def __init__(self, batches: Iterator[RawBatch], num_permits: int, wake: Callable[[], None], where: Where) -> None:
         self._batches = batches
         self._permits = threading.Semaphore(num_permits)
         self._wake = wake
         self._where = where
         self._arrivals: deque[Arrival] = deque()
         self._reading_since_s: float | None = None
+        self._closing = threading.Lock()
         self._is_closed = False
         # A source that blocks for ever must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="source-reader", daemon=True)
@@ -46,8 +48,9 @@ class Reader:
         self._thread.start()
 
     def close(self, wait_s: float) -> None:
-        """Ask the thread to end after the batch that it is reading, and give it so long."""
-        self._is_closed = True
+        """Ask the thread to end after the batch that it is reading, and give it so long. `wake` is not called again."""
+        with self._closing:
+            self._is_closed = True
         self._permits.release()
         self._thread.join(wait_s)
 
@@ -61,8 +64,13 @@ class Reader:
         return taken
 
     def reading_since_s(self) -> float | None:
-        """When the source was asked for the batch that it has not given yet (time.monotonic()); None: nothing is asked."""
+        """When the source was asked for the batch that it owes (time.monotonic()); None: nothing is asked."""
         return self._reading_since_s
+
+    def stuck_at(self) -> str:
+        """Where the source is now, as a traceback; for the error that says that it took too long."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     def _run(self) -> None:
         is_going_on = True
@@ -75,7 +83,10 @@ class Reader:
             is_going_on = isinstance(arrival, RawBatch)
             self._arrivals.append(arrival)
             self._reading_since_s = None
-            self._wake()
+            with self._closing:
+                if self._is_closed:
+                    return
+                self._wake()
 
     def _read_one(self) -> Arrival:
         start_ns = time.time_ns()

@@ -1,8 +1,8 @@
 """The user's data source, read as mini-batches, epoch after epoch.
 
-No end-of-data exception reaches anyone: the source function is called again for each epoch, with torch, numpy and Python
-seeded from the job's seed and the epoch, so that a run does not depend on what was drawn before. This module is a plain
-generator; `reader` runs it on a thread.
+No end-of-data exception reaches anyone: the source function is called again for each epoch, with torch, numpy and
+Python seeded from the job's seed and the epoch, so that a run does not depend on what was drawn before. This module
+is a plain generator; `reader` runs it on a thread.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ A parcel is cloned into contiguous memory on its way, as the wire does, and a li
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,13 +57,10 @@ class MemoryPort:
         os.eventfd_write(self._wake, 1)
 
     def poll(self, timeout_s: float | None) -> list[local_pb2.ToChild | ParcelArrived]:
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
-            pass
-        events: list[local_pb2.ToChild | ParcelArrived] = list(self._network.arrivals(self))
-        events += self.commands
-        self.commands.clear()
+        events = self._take()
+        if not events and timeout_s:
+            select.select([self._wake], [], [], timeout_s)
+            events = self._take()
         return events
 
     def send_parcel(self, link: Link, step: int, micro_batch: int, value: Any) -> None:
@@ -78,6 +77,14 @@ class MemoryPort:
     def report(self, message: local_pb2.FromChild) -> None:
         self.reports.append(message)
 
+    def _take(self) -> list[local_pb2.ToChild | ParcelArrived]:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        events: list[local_pb2.ToChild | ParcelArrived] = list(self._network.arrivals(self))
+        while self.commands:
+            events.append(self.commands.popleft())
+        return events
+
     def reported(self, kind: str) -> list[Any]:
         return [getattr(each, kind) for each in self.reports if each.WhichOneof("message") == kind]
 
@@ -92,17 +99,14 @@ class Network:
     _queues: dict[Link, deque[ParcelArrived]] = field(default_factory=dict)
     _unconsumed: Counter[Link] = field(default_factory=Counter)
 
-    def carry(
-        self, link: Link, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None]
-    ) -> None:
+    def carry(self, link: Link, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None]) -> None:
         self.sent[link] += 1
         parcel = ParcelArrived(
             link=link,
             step=step,
             micro_batch=micro_batch,
             leaves=tuple(
-                None if each is None else each.detach().clone(memory_format=torch.contiguous_format)
-                for each in leaves
+                None if each is None else each.detach().clone(memory_format=torch.contiguous_format) for each in leaves
             ),
             requires_grad=tuple(each is not None and each.requires_grad for each in leaves),
             structure=structure,
@@ -125,6 +129,8 @@ class Network:
     def credit(self, link: Link) -> None:
         self._unconsumed[link] -= 1
         assert self._unconsumed[link] >= 0
+        if self._queues.get(link):
+            os.eventfd_write(self.ports[link.consumer].fileno(), 1)
 
     def close(self) -> None:
         for port in {id(port): port for port in self.ports.values()}.values():
@@ -133,7 +139,7 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A job for tests. `owners[s]` is the worker of stage s; `cuts` are the first layers of the stages after the first."""
+    """A job for tests. `owners[s]` is the worker of stage s; `cuts` are the first layers of the other stages."""
 
     make_layers: Callable[[], list[nn.Module]]
     cuts: Sequence[int] = ()
@@ -265,7 +271,7 @@ def train_plain(setup: Setup, batches: Sequence[Batch]) -> tuple[list[float], di
 
 
 def train_both(setup: Setup, batches: Sequence[Batch]) -> Cluster:
-    """Trains on the network and in one process, and insists on the same bits; gives the closed cluster for more checks."""
+    """Trains on the network and in one process, and insists on the same bits; gives the closed cluster."""
     has_labels = batches[0][1] is not None
     cluster = Cluster(setup, has_labels=has_labels)
     try:

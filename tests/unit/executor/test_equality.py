@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.unit.executor.network import Batch, Setup, batch_of, train_both, train_plain
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+
+from tests.unit.executor.network import Batch, Setup, batch_of, train_both, train_plain
 
 NUM_STEPS = 10
 OPTIMIZERS = {
@@ -59,7 +60,9 @@ def test_n26_clipping_is_active() -> None:
     assert train_plain(clipped, batches)[0] != train_plain(free, batches)[0]
 
 
-@pytest.mark.parametrize("owners", [["a", "b", "a", "b"], ["a", "a", "a", "a"], ["a", "b", "b", "a"], ["a", "a", "b", "b"]])
+@pytest.mark.parametrize(
+    "owners", [["a", "b", "a", "b"], ["a", "a", "a", "a"], ["a", "b", "b", "a"], ["a", "a", "b", "b"]]
+)
 @pytest.mark.parametrize("schedule", ["naive", "GPipe", "1F1B"])
 def test_several_stages_on_one_worker(owners: list[str], schedule: str) -> None:
     setup = Setup(
@@ -98,7 +101,7 @@ def test_n03_tokens_weigh() -> None:
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(12, 6, generator=generator)
     labels = torch.tensor([-1, 2, -1, -1, -1, -1, 0, 1, 2, 3, 0, 1])
-    weights = [float((part != -1).sum()) for part in labels.split([6, 6])]
+    weights = [float((part != -1).sum()) for part in torch.split(labels, [6, 6])]
     assert weights == [1.0, 6.0]
     cut = batch_of(inputs, labels, 12, 2)
     setup = Setup(make_layers=make_layers, cuts=(2,), loss=token_mean)
@@ -113,7 +116,8 @@ def test_n17_last_batch_of_three_rows(num_stages: int) -> None:
     generator = torch.Generator().manual_seed(3)
     inputs, labels = torch.randn(99, 6, generator=generator), torch.randint(4, (99,), generator=generator)
     batches = [
-        batch_of(inputs[start : start + 8], labels[start : start + 8], min(8, 99 - start), 4) for start in range(0, 99, 8)
+        batch_of(inputs[start : start + 8], labels[start : start + 8], min(8, 99 - start), 4)
+        for start in range(0, 99, 8)
     ]
     assert len(batches) == 13
     assert [len(each) for each in batches[-1][0]] == [1, 1, 1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -97,12 +97,14 @@ def test_all_fields_of_the_contract_are_covered() -> None:
     assert set(FrameHeader.__dataclass_fields__) == set(FIELDS)
 
 
+@settings(deadline=None)
 @given(frame_parts())
 def test_bytes_are_those_of_the_generated_class(parts: tuple[FrameHeader, bytes]) -> None:
     header, payload = parts
     assert encode(header, payload) == generated(header, payload).SerializeToString(deterministic=True)
 
 
+@settings(deadline=None)
 @given(frame_parts())
 def test_round_trip_by_hand_without_the_generated_parser(parts: tuple[FrameHeader, bytes]) -> None:
     header, payload = parts
@@ -110,12 +112,14 @@ def test_round_trip_by_hand_without_the_generated_parser(parts: tuple[FrameHeade
     assert either_way(encode(header, payload)) == (header, payload)
 
 
+@settings(deadline=None)
 @given(frame_parts())
 def test_frames_of_the_generated_class_are_read_by_hand(parts: tuple[FrameHeader, bytes]) -> None:
     header, payload = parts
     assert by_hand(generated(header, payload).SerializeToString()) == (header, payload)
 
 
+@settings(deadline=None)
 @given(frame_parts(), st.randoms(use_true_random=False))
 def test_reordered_and_split_fields_are_read_through_the_generated_parser(
     parts: tuple[FrameHeader, bytes], random: Any
@@ -153,6 +157,14 @@ def test_a_shape_that_is_not_packed_is_valid() -> None:
     unpacked = packed.replace(b"\x5a\x02\x01\x02", unpacked_shape(1, 2))
     assert unpacked != packed
     assert decode(unpacked)[0] == TENSOR
+
+
+def test_a_shape_in_pieces_is_put_together_and_of_a_repeated_text_the_last_counts() -> None:
+    whole = encode(TENSOR, bytes(8))
+    split = whole.replace(b"\x5a\x02\x01\x02", b"\x5a\x01\x01\x5a\x01\x02")
+    assert split != whole
+    assert decode(split)[0] == TENSOR
+    assert decode(b"\x0a\x03old" + whole)[0] == TENSOR
 
 
 def test_the_payload_is_a_view_of_the_bytes_that_came() -> None:
@@ -246,11 +258,13 @@ def check_against_generated(data: bytes) -> None:
     assert payload == expected.payload
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=40))
 def test_arbitrary_bytes_are_judged_as_the_generated_class_does(data: bytes) -> None:
     check_against_generated(data)
 
 
+@settings(deadline=None)
 @given(frame_parts(), st.data())
 def test_damaged_frames_are_judged_as_the_generated_class_does(
     parts: tuple[FrameHeader, bytes], data: st.DataObject

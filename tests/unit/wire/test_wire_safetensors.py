@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, load_file, save
 
@@ -206,6 +206,7 @@ def test_malformed_files_are_refused_with_their_path(tmp_path: Path, content: by
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=6), st.tuples(st.sampled_from(sorted(DTYPE_NAMES)), SHAPES), max_size=6))
 def test_any_table_of_tensors_is_laid_out_as_the_library_does(
     table: dict[str, tuple[int, tuple[int, ...]]],

@@ -8,7 +8,7 @@ from collections import OrderedDict, namedtuple
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -51,6 +51,7 @@ def types_of(value: Any) -> Any:
     return type(value)
 
 
+@settings(deadline=None)
 @given(TREES)
 def test_round_trip(value: Any) -> None:
     structure, leaves = flatten(value, is_tensor)
@@ -155,6 +156,7 @@ def test_the_number_of_tensors_must_fit() -> None:
         unflatten('["tensor"]', [Tensor(), Tensor()])
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60) | TREES.map(lambda value: flatten(value, is_tensor)[0][1:]))
 def test_arbitrary_text_gives_a_value_or_the_named_error(structure: str) -> None:
     try:

@@ -1,4 +1,4 @@
-"""What an agent is made of besides processes: settings, identity, printed lines, the outbox, the lifeline, its directory."""
+"""Parts of an agent beside its processes: settings, identity, printed lines, outbox, lifeline, directory."""
 
 from __future__ import annotations
 

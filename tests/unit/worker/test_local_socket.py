@@ -75,7 +75,7 @@ async def test_the_agent_never_blocks_on_a_child_that_does_not_read() -> None:
 
     for message in messages:
         agent.end.send(message)
-    received = []
+    received: list[bytes] = []
     async with asyncio.timeout(30):
         while len(received) < len(messages):
             packet = agent.child.receive(0.0)

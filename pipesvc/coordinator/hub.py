@@ -1,0 +1,289 @@
+"""The shell around the machine: turns what happens into events, performs the commands, and feeds their results back.
+
+All of it runs on one event loop, so the machine needs no lock; what blocks (the disk) is done by other threads, and
+comes back as an event like everything else. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import traceback
+from collections.abc import Coroutine
+from typing import BinaryIO, Final
+
+from pipesvc.coordinator import events
+from pipesvc.coordinator.failures import failure
+from pipesvc.coordinator.feed import Feed
+from pipesvc.coordinator.journal import Journal
+from pipesvc.coordinator.machine import Machine
+from pipesvc.coordinator.outbox import Outbox, Session
+from pipesvc.coordinator.run_record import ENDED_STATES
+from pipesvc.coordinator.store import Store
+from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.net.reports import from_message
+from pipesvc.rpc.v1 import job_pb2, local_pb2, run_pb2, worker_pb2
+
+_TICK_S: Final = 0.1
+
+
+class Hub:
+    """For the event loop's thread."""
+
+    def __init__(self, machine: Machine, journal: Journal, store: Store) -> None:
+        self.machine: Final = machine
+        self.store: Final = store
+        self.feed: Final = Feed(machine, journal)
+        self._journal = journal
+        self._sessions: dict[int, Session] = {}
+        self._outboxes: dict[str, Outbox] = {}
+        self._asked: dict[int, asyncio.Future[tuple[int, BinaryIO]]] = {}
+        self._num_sessions = self._num_tickets = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Wall-clock time as it was at the start, from there on by the clock that nobody sets.
+        self._epoch_s = time.time() - time.monotonic()
+
+    def now_s(self) -> float:
+        return self._epoch_s + time.monotonic()
+
+    def start(self) -> None:
+        self._spawn(self._tick())
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    async def submit(self, run_id: str, job: job_pb2.JobSpec, bundle: bytes) -> run_pb2.Run:
+        """A valid job; on return it is on the disk."""
+        if self.machine.find(run_id, job) is None:
+            if bundle:
+                await asyncio.to_thread(self.store.add_bundle, job.bundle_sha256, bundle)
+            self.queue(run_id, job)
+        await self._journal.flush()
+        return self.machine.run(run_id)
+
+    def queue(self, run_id: str, job: job_pb2.JobSpec, submitted_s: float = 0.0) -> None:
+        """Also for runs that an earlier coordinator had queued."""
+        if self.machine.find(run_id, job) is not None:
+            return
+        self.store.begin_run(run_id)
+        now_s = self.now_s()
+        first = run_pb2.Run(run_id=run_id, name=job.name, state=run_pb2.RUN_STATE_QUEUED)
+        first.submitted_unix_ns = int((submitted_s or now_s) * 1e9)
+        self._journal.add_run(first, job)
+        token = secrets.token_urlsafe(32)
+        self.tell(events.RunSubmitted(run_id=run_id, job=job, link_token=token, submitted_s=submitted_s))
+
+    def cancel(self, run_id: str) -> run_pb2.Run:
+        self.tell(events.RunCancelled(run_id=run_id))
+        return self.machine.run(run_id)
+
+    async def weights(self, run_id: str) -> tuple[int, BinaryIO]:
+        """The step and the open file of a run's state; a live run's when its next step is applied."""
+        self.machine.run(run_id)
+        self._num_tickets += 1
+        ticket = self._num_tickets
+        future: asyncio.Future[tuple[int, BinaryIO]] = asyncio.get_running_loop().create_future()
+        self._asked[ticket] = future
+        try:
+            self.tell(events.WeightsAsked(run_id=run_id, ticket=ticket))
+            return await future
+        finally:
+            del self._asked[ticket]
+
+    # --- workers ----------------------------------------------------------------------------------------------------
+
+    def attach(self, registration: worker_pb2.Register) -> Session:
+        """Take a worker in; raises the refusal."""
+        self._num_sessions += 1
+        number, incarnation = self._num_sessions, registration.incarnation
+        self.tell(events.WorkerAttached(session=number, registration=registration))
+        for earlier in list(self._sessions.values()):
+            if earlier.incarnation == incarnation:
+                earlier.end(failure(ErrorCode.COORDINATOR_LOST, "the worker has come back on another stream"))
+        session = Session(number, incarnation, self._outboxes.setdefault(incarnation, Outbox()))
+        self._sessions[number] = session
+        return session
+
+    def detach(self, session: Session) -> None:
+        if self._sessions.pop(session.number, None) is not None:
+            self.tell(events.WorkerDetached(session=session.number))
+
+    async def hear(self, session: Session, message: worker_pb2.AttachRequest) -> None:
+        """One message of a worker; what is bulky is stored first."""
+        member = self.machine.fleet.speaker(session.number)
+        if member is None:
+            return
+        report = message.child_report.report
+        if message.HasField("log_lines"):
+            self._store_lines(member.name, message.log_lines)
+        elif report.HasField("trace"):
+            self._store_trace(member.name, message.child_report.run_id, report.trace)
+        elif report.HasField("state_chunk"):
+            await self._store_chunk(session.number, message.child_report.run_id, report.state_chunk)
+            return
+        self.tell(events.WorkerSpoke(session=session.number, message=message))
+
+    def _store_lines(self, worker: str, lines: worker_pb2.LogLines) -> None:
+        if self.machine.record(lines.run_id) is None:
+            return
+        messages = (
+            run_pb2.ReadLogsResponse(worker=worker, role=lines.role, is_stderr=lines.is_stderr, line=line)
+            for line in lines.lines
+        )
+        if self.store.add_log_lines(lines.run_id, messages):
+            self.tell(events.WarningRaised(run_id=lines.run_id, text="the log has reached its bound and ends there"))
+        self.feed.log_grown(lines.run_id)
+
+    def _store_trace(self, worker: str, run_id: str, trace: local_pb2.Trace) -> None:
+        if self.machine.record(run_id) is None or not trace.events:
+            return
+        for event in trace.events:
+            event.worker = event.worker or worker
+        if self.store.add_trace(run_id, trace.events):
+            self.tell(events.WarningRaised(run_id=run_id, text="the trace has reached its bound and ends there"))
+
+    async def _store_chunk(self, session: int, run_id: str, chunk: local_pb2.StateChunk) -> None:
+        record = self.machine.record(run_id)
+        if record is None or chunk.step not in record.saves:
+            self.tell(events.Heard(session=session))
+            return
+        try:
+            await asyncio.to_thread(self.store.write_shard, run_id, chunk)
+        except (OSError, PipesvcError) as error:
+            self.tell(events.WeightsMerged(run_id=run_id, step=chunk.step, problem=str(error)))
+            return
+        if record.saves.get(chunk.step) is None:
+            self.store.drop_weights(run_id, chunk.step)
+        grown = events.ShardGrown(
+            session=session, run_id=run_id, step=chunk.step, stage=chunk.stage, is_whole=chunk.is_last
+        )
+        self.tell(grown)
+
+    # --- the machine ------------------------------------------------------------------------------------------------
+
+    def tell(self, event: events.Event) -> None:
+        """Give the machine an event and do what it says. Raises only what the machine refuses."""
+        for command in self.machine.handle(event, self.now_s()):
+            self._perform(command)
+
+    def _perform(self, command: events.Command) -> None:
+        match command:
+            case events.Send():
+                self._send(command)
+            case events.EndSession():
+                if (session := self._sessions.get(command.session)) is not None:
+                    session.end(command.error)
+            case events.PublishRun():
+                self._publish(command.run)
+            case events.RecordStep():
+                self._journal.add_step(command.run_id, command.record)
+                self.feed.step_committed(command.run_id, command.record)
+            case events.RecordApplied():
+                self._journal.add_applied(command.run_id, command.stage, command.step)
+            case events.RecordPlan():
+                self._journal.add_plan(command.run_id, command.digest, command.plan_json, command.made_unix_ns)
+            case events.ConcludeRun():
+                self._spawn(self._conclude(command.run))
+            case events.MergeShards() | events.KeepWeights() | events.DropWeights() | events.AnswerWeights():
+                self._perform_on_weights(command)
+
+    def _perform_on_weights(
+        self, command: events.MergeShards | events.KeepWeights | events.DropWeights | events.AnswerWeights
+    ) -> None:
+        match command:
+            case events.MergeShards():
+                self._spawn(self._merge(command))
+            case events.KeepWeights():
+                self._keep_weights(command)
+            case events.DropWeights():
+                self.store.drop_weights(command.run_id, command.step)
+            case events.AnswerWeights():
+                self._answer(command)
+
+    def _keep_weights(self, command: events.KeepWeights) -> None:
+        try:
+            self.store.keep_weights(command.run_id, command.step)
+        except OSError as error:
+            warning = events.WarningRaised(run_id=command.run_id, text=f"the weights could not be kept: {error}")
+            asyncio.get_running_loop().call_soon(self.tell, warning)
+
+    def _send(self, command: events.Send) -> None:
+        outbox = self._outboxes.get(command.incarnation)
+        if outbox is None:
+            return
+        message = command.message
+        if message.HasField("start_child"):
+            try:
+                message.start_child.bundle = self.store.bundle(message.start_child.assignment.job.bundle_sha256)
+            except OSError:
+                # Without its bundle the child fails by name, which is what should be told.
+                message.start_child.bundle = b""
+        outbox.put(message)
+        if outbox.is_overfull:
+            for session in self._sessions.values():
+                if session.incarnation == command.incarnation:
+                    session.end(failure(ErrorCode.COORDINATOR_LOST, "the worker takes no commands"))
+
+    def _publish(self, run: run_pb2.Run) -> None:
+        self._journal.update_run(run)
+        if run.state in ENDED_STATES:
+            self.store.end_run(run.run_id)
+        self.feed.run_changed(run)
+
+    def _answer(self, command: events.AnswerWeights) -> None:
+        future = self._asked.get(command.ticket)
+        if future is None or future.done():
+            return
+        if command.error is not None:
+            future.set_exception(PipesvcError.of(from_message(command.error)))
+            return
+        try:
+            file = self.store.open_weights(command.run_id, None if command.is_final else command.step)
+        except OSError as error:
+            future.set_exception(PipesvcError(ErrorCode.INTERNAL, f"the weights cannot be read: {error}"))
+        else:
+            future.set_result((command.step, file))
+
+    async def _merge(self, command: events.MergeShards) -> None:
+        problem = ""
+        try:
+            await asyncio.to_thread(self.store.merge_shards, command.run_id, command.step, command.num_stages)
+        except (OSError, PipesvcError) as error:
+            problem = str(error)
+        self.tell(events.WeightsMerged(run_id=command.run_id, step=command.step, problem=problem))
+
+    async def _conclude(self, run: run_pb2.Run) -> None:
+        problem = ""
+        self._journal.update_run(run)
+        try:
+            await self._journal.flush()
+        except PipesvcError as error:
+            problem = error.details.message
+        self.tell(events.RunConcluded(run_id=run.run_id, problem=problem))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            try:
+                self.tell(events.Ticked())
+            except Exception:
+                # A fault of one run must not end the limits of all others.
+                traceback.print_exc()
+            known = {member.incarnation for member in self.machine.fleet.members}
+            for incarnation in self._outboxes.keys() - known:
+                del self._outboxes[incarnation]
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            traceback.print_exception(error)

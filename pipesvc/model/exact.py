@@ -1,0 +1,159 @@
+"""The two passes of an exact build (see `skeleton`, which is what others call)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+
+from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.model import trunc_normal
+from pipesvc.model.ghosts import META, UnreadableError, ghost_of, is_ghost, tensors_in, unreadable_reads
+from pipesvc.model.modes import LARGE_BYTES, Faces, Operators
+from pipesvc.model.random_state import same_random_state_after
+from pipesvc.model.registry import Registry, number_of, unmark
+from pipesvc.model.sequence import NamedLayer, layers_of, refuse_lazy, shared_parameters
+
+Build = Callable[[], object]
+
+_REPEATABLE: Final = (
+    "The model function runs twice on each worker and must make the same, new modules each time: make every module "
+    "inside it, and let nothing in it depend on random values, time, or what an earlier call left behind."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstPass:
+    layers: list[NamedLayer]
+    registry: Registry
+    operators: Operators
+    large_bytes: int | None
+
+
+def first_pass(build: Build) -> FirstPass:
+    try:
+        return _on_shapes(build, LARGE_BYTES)
+    except UnreadableError as error:
+        # The value that was read may be of a large tensor that belongs to no parameter: once more with those real.
+        try:
+            return _on_shapes(build, None)
+        except RuntimeError:  # too large to be real
+            raise error from None
+
+
+def build_layers(build: Build, seed: int, owned: Collection[int]) -> list[NamedLayer]:
+    """All layers in order: those at the indices `owned` as `whole` gives them, the others on meta."""
+    first = first_pass(build)
+    wrong = sorted(index for index in owned if not 0 <= index < len(first.layers))
+    if wrong or not owned:
+        what = f"layer {wrong[0]} does not exist" if wrong else "no layer is asked for"
+        raise PipesvcError(ErrorCode.INVALID_PLAN, f"{what}: the model has {len(first.layers)} layers")
+    if len(set(owned)) == len(first.layers):
+        torch.manual_seed(seed)
+        return layers_of(build())
+    _refuse_shared(first.layers, owned)
+    kept, dropped = _needed(first, owned)
+    signature, num_large, large_bytes = first.registry.signature, first.operators.num_large, first.large_bytes
+    seen = [weakref.ref(module) for _, layer in first.layers for module in layer.modules()]
+    del first
+    registry = Registry(kept)
+    operators = Operators(does_draw=True, large_bytes=large_bytes, dropped=dropped)
+    torch.manual_seed(seed)
+    layers = _run(build, registry, operators, does_draw=True)
+    again = {id(module) for _, layer in layers for module in layer.modules()}
+    is_cached = any(id(module) in again for ref in seen if (module := ref()) is not None)
+    if is_cached or registry.signature != signature or operators.num_large != num_large:
+        what = "returns modules that it made before" if is_cached else "does not make the same when it is called again"
+        raise PipesvcError(ErrorCode.BUILD_FAILED, f"the model function {what}", advice=_REPEATABLE)
+    _finish(layers, owned)
+    return layers
+
+
+def _on_shapes(build: Build, large_bytes: int | None) -> FirstPass:
+    registry = Registry()
+    operators = Operators(does_draw=False, large_bytes=large_bytes)
+    with same_random_state_after():
+        layers = _run(build, registry, operators, does_draw=False)
+    refuse_lazy(layers)
+    return FirstPass(layers=layers, registry=registry, operators=operators, large_bytes=large_bytes)
+
+
+def _run(build: Build, registry: Registry, operators: Operators, *, does_draw: bool) -> list[NamedLayer]:
+    with unreadable_reads() as reads:
+        with registry.active(), trunc_normal.replaced(does_draw=does_draw), operators, Faces():
+            model = build()
+        if reads:  # caught by the code that asked: what it did instead is not what the plain build does
+            raise reads[0]
+    return layers_of(model)
+
+
+def _refuse_shared(layers: Sequence[NamedLayer], owned: Collection[int]) -> None:
+    for one, other, name in shared_parameters(layers):
+        if (one in owned) != (other in owned):
+            raise PipesvcError(
+                ErrorCode.INVALID_PLAN,
+                f"layers {layers[one][0]!r} and {layers[other][0]!r} of different stages share the parameter {name!r}",
+                advice="Put both into one stage (boundaries, or one mark), or give each a parameter of its own.",
+            )
+
+
+def _needed(first: FirstPass, owned: Collection[int]) -> tuple[frozenset[int], frozenset[int]]:
+    """The numbers of the parameters that must be real, and of the large factory calls that need not be."""
+    ours = [layer for index, (_, layer) in enumerate(first.layers) if index in owned]
+    modules = {id(module) for layer in ours for module in layer.modules()}
+    registrations = first.registry.registrations
+    # Also what an owned module held for a while only: a parametrization starts from the original weight.
+    kept = {each.number for each in registrations if each.module is not None and id(each.module) in modules}
+    kept |= {number for layer in ours for each in layer.parameters() if (number := number_of(each)) is not None}
+    sources = {each.number: each.source for each in registrations if each.source is not None}
+    pending = list(kept)
+    while pending:  # what is copied must be real until it is copied
+        source = sources.get(pending.pop())
+        if source is not None and source not in kept:
+            kept.add(source)
+            pending.append(source)
+    flow = first.operators.flow
+    needed = flow.sources(each.parameter for each in registrations if each.number in kept)
+    needed |= flow.sources(tensor for layer in ours for each in layer.modules() for tensor in tensors_in(each.__dict__))
+    others = [layer for index, (_, layer) in enumerate(first.layers) if index not in owned]
+    known = flow.sources(each.parameter for each in registrations)
+    known |= flow.sources(buffer for layer in others for buffer in layer.buffers())
+    return frozenset(kept), frozenset(known - needed)
+
+
+def _finish(layers: Sequence[NamedLayer], owned: Collection[int]) -> None:
+    """The others become shapes alone, buffers too; ours must have all their values."""
+    refuse_lazy(layers)
+    ours = {id(module) for index, (_, layer) in enumerate(layers) if index in owned for module in layer.modules()}
+    for index, (name, layer) in enumerate(layers):
+        for path, module in layer.named_modules(prefix=name):
+            if index in owned:
+                _check_real(path, module)
+            elif id(module) not in ours:
+                _empty(module)
+
+
+def _check_real(path: str, module: nn.Module) -> None:
+    for name, value in [*module._parameters.items(), *module._buffers.items(), *module.__dict__.items()]:
+        if any(is_ghost(each) for each in tensors_in(value)):
+            raise PipesvcError(
+                ErrorCode.BUILD_FAILED,
+                f"{path}.{name} is made from a tensor of another stage, or has no values (meta)",
+                advice="Make it from sizes and constants, or put both layers into one stage.",
+            )
+        if isinstance(value, nn.Parameter):
+            unmark(value)
+
+
+def _empty(module: nn.Module) -> None:
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            module._parameters[name] = parameter if is_ghost(parameter) else ghost_of(parameter)
+            unmark(module._parameters[name])  # type: ignore[arg-type]
+    for name, buffer in module._buffers.items():
+        if buffer is not None and not is_ghost(buffer):
+            module._buffers[name] = torch.empty_like(buffer, device=META)

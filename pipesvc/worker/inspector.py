@@ -1,0 +1,48 @@
+"""Looks at a model before a run starts, on one worker, so that what cannot work is refused at submit.
+
+The skeleton is built on the meta device: layers, marks and bytes are known without a byte of parameters. Every other
+function of the job is imported too, for a missing package is the most frequent mistake.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.model import skeleton
+from pipesvc.rpc.v1 import local_pb2
+from pipesvc.worker import calls
+from pipesvc.worker.port_like import PortLike
+from pipesvc.worker.progress import ProgressReporter
+from pipesvc.worker.user_errors import user_error
+
+
+def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
+    """Report the layers, or raise what is wrong with the job."""
+    where = calls.place_of(assignment)
+    job = assignment.job
+    torch.set_num_threads(1)
+    ProgressReporter(port).busy("inspecting")
+    build = calls.bind(job.model, "the model", where)
+    calls.bind_loss(job, where)
+    calls.bind_weight(job, where)
+    calls.bind(job.optimizer, "the optimizer", where)
+    if not job.data.is_streamed:
+        calls.bind(job.data.source, "the data source", where)
+    try:
+        layers = skeleton.inspect_layers(build)
+    except PipesvcError as error:
+        raise error.at(where) from error.__cause__
+    except Exception as cause:
+        raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=where) from cause
+    messages = [
+        local_pb2.LayerInfo(
+            name=layer.name,
+            type=layer.type,
+            mark=layer.mark,
+            parameter_bytes=layer.parameter_bytes,
+            buffer_bytes=layer.buffer_bytes,
+        )
+        for layer in layers
+    ]
+    port.report(local_pb2.FromChild(inspected=local_pb2.Inspected(layers=messages)))

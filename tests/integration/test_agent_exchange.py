@@ -1,0 +1,118 @@
+"""Tensors from a process through its agent, a link and another agent into another process, and gradients back."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.net import options, servers
+from pipesvc.net.addresses import Address
+from pipesvc.net.link_service import LinkService
+from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
+from pipesvc.wire.links import Link
+from pipesvc.worker.exchange import Exchange
+from pipesvc.worker.local_socket import AgentEnd, Packet, socket_pair
+from tests.integration.agent_port_child import BACKWARD, FORWARD, NUM_LARGE
+
+EXECUTOR = types_pb2.ROLE_EXECUTOR
+CHILD = Path(__file__).with_name("agent_port_child.py")
+LARGE_BYTES = NUM_LARGE * 4
+
+
+class HalfAgent:
+    """The data side of an agent with one child, in this process."""
+
+    def __init__(self) -> None:
+        self.service = LinkService()
+        self._server = servers.make_server(token=None, server_options=options.DATA_SERVER)
+        self.service.add_to(self._server)
+        self.address = str(servers.bind(self._server, Address(host="127.0.0.1", port=0)).address)
+        self.failures: list[PipesvcError] = []
+        self.reported = asyncio.Event()
+        self.exchange: Any = None
+
+    async def open(self, addresses: dict[int, str], arguments: list[str]) -> None:
+        await self._server.start()
+        agent_end, child_end = socket_pair()
+        with child_end:
+            command = [sys.executable, str(CHILD), str(child_end.fileno()), *arguments]
+            environment = {"PYTHONPATH": str(CHILD.parents[2]), "OMP_NUM_THREADS": "1"}
+            self.process = subprocess.Popen(command, pass_fds=(child_end.fileno(),), env=environment)
+        self.end = AgentEnd(agent_end, on_packet=self._on_packet, on_gone=lambda: None)
+        self.exchange = Exchange(
+            run_id="r",
+            term=1,
+            token="t" * 32,
+            window_parcels=2,
+            addresses=addresses,
+            service=self.service,
+            on_failed=self.failures.append,
+        )
+        self.exchange.add(EXECUTOR, self)
+
+    def send(self, message: local_pb2.ToChild, descriptors: tuple[int, ...] = ()) -> None:
+        self.end.send(message.SerializeToString(), descriptors)
+
+    def _on_packet(self, packet: Packet) -> None:
+        message = local_pb2.FromChild.FromString(packet.message)
+        if message.HasField("ready"):
+            self.reported.set()
+        else:
+            self.exchange.received(EXECUTOR, message, packet.descriptors)
+
+    async def close(self) -> None:
+        if self.exchange is not None:
+            await self.exchange.close()
+            self.end.close()
+            await asyncio.to_thread(self.process.wait, 10)
+        await self._server.stop(0.0)
+
+
+def _count(counts: list[worker_pb2.LinkCount], link: Link) -> worker_pb2.LinkCount:
+    (found,) = [count for count in counts if Link.from_message(count.link) == link]
+    return found
+
+
+@pytest.mark.asyncio
+async def test_parcels_cross_two_agents_and_all_segments_come_back() -> None:
+    num_parcels = 12
+    first, second = HalfAgent(), HalfAgent()
+    addresses = {0: first.address, 1: second.address}
+    try:
+        await first.open(addresses, ["first", str(num_parcels)])
+        await second.open(addresses, ["second", str(num_parcels)])
+        async with asyncio.timeout(60):
+            await asyncio.gather(first.reported.wait(), second.reported.wait())
+            while first.exchange.num_segments_in_use or second.exchange.num_segments_in_use:
+                await asyncio.sleep(0.02)
+        assert first.failures == second.failures == []
+        forward = _count(first.exchange.counts(), FORWARD)
+        backward = _count(second.exchange.counts(), BACKWARD)
+        assert forward.tensor_bytes == num_parcels * (LARGE_BYTES + 2)
+        assert backward.tensor_bytes == num_parcels * LARGE_BYTES
+        assert forward.num_frames == num_parcels * 4
+        assert LARGE_BYTES * num_parcels < forward.wire_bytes < LARGE_BYTES * num_parcels * 1.01
+    finally:
+        await first.close()
+        await second.close()
+
+
+@pytest.mark.asyncio
+async def test_f18_a_worker_that_is_not_at_its_address_is_named() -> None:
+    agent = HalfAgent()
+    try:
+        await agent.open({0: agent.address, 1: "127.0.0.1:1"}, ["first", "1"])
+        async with asyncio.timeout(30):
+            while not agent.failures:
+                await asyncio.sleep(0.02)
+    finally:
+        await agent.close()
+    (failure,) = agent.failures
+    assert failure.code is ErrorCode.LINK_LOST
+    assert "127.0.0.1:1" in failure.details.message

@@ -1,0 +1,385 @@
+"""The client against a RunService that tells what the test wrote down: every answer, break and refusal is exact."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from safetensors.torch import load_file, save
+
+from pipesvc.client.connection import Client, PipesvcWarning, connect
+from pipesvc.client.job import DataSource, Job, Optimizer
+from pipesvc.core.plan import Plan, StagePlan
+from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.net import options, reports
+from pipesvc.rpc.v1 import local_pb2, run_pb2, run_pb2_grpc, types_pb2
+
+PLAN = Plan(
+    stages=(
+        StagePlan(index=0, label="stage:0", worker="w", device="cpu", first_layer=0, end_layer=1, layer_names=("0",)),
+    ),
+    schedule="GPipe",
+    micro_batches=1,
+    feeder_worker="w",
+    threads={"w": 1},
+)
+
+
+def build_model() -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(2, 2))
+
+
+def job() -> Job:
+    return Job(
+        model=torch.nn.Identity,
+        loss=torch.nn.functional.mse_loss,
+        optimizer=Optimizer(torch.optim.SGD, lr=0.1),
+        data=DataSource(torch.nn.Identity, batch_size=4),
+    )
+
+
+def run_event(state: str, **fields: Any) -> run_pb2.WatchRunResponse:
+    run = run_pb2.Run(run_id="r", state=f"RUN_STATE_{state}", **fields)
+    return run_pb2.WatchRunResponse(run=run)
+
+
+def step_event(index: int) -> run_pb2.WatchRunResponse:
+    record = run_pb2.StepRecord(step=index, loss=1 / index, num_rows=4, committed_unix_ns=index * 10**9)
+    return run_pb2.WatchRunResponse(step=record)
+
+
+class FakeRuns(run_pb2_grpc.RunServiceServicer):
+    """Plays `watches` one after the other, the last one again and again. An exception in a list breaks the stream."""
+
+    # ruff: noqa: N802
+
+    def __init__(self) -> None:
+        self.watches: list[list[Any]] = [[run_event("COMPLETED")]]
+        self.watch_requests: list[run_pb2.WatchRunRequest] = []
+        self.submits: list[run_pb2.SubmitRunRequest] = []
+        self.refusal: PipesvcError | None = None
+        self.run = run_pb2.Run(run_id="r", state=run_pb2.RUN_STATE_RUNNING)
+        self.weights = save({"w": torch.arange(6.0), "b": torch.ones(2)})
+        self.num_cancels = 0
+        self.end = threading.Event()
+
+    def _abort(self, context: grpc.ServicerContext, error: PipesvcError) -> None:
+        report = reports.to_message(error.details).SerializeToString()
+        context.set_trailing_metadata(((reports.REPORT_KEY, report),))
+        context.abort(reports.status_of(error.code), "refused")
+
+    def SubmitRun(self, request: run_pb2.SubmitRunRequest, context: grpc.ServicerContext) -> run_pb2.SubmitRunResponse:
+        self.submits.append(request)
+        if self.refusal is not None:
+            self._abort(context, self.refusal)
+        return run_pb2.SubmitRunResponse(run=run_pb2.Run(run_id=request.run_id))
+
+    def GetRun(self, request: run_pb2.GetRunRequest, context: grpc.ServicerContext) -> run_pb2.GetRunResponse:
+        if request.run_id != "r":
+            self._abort(context, PipesvcError(ErrorCode.RUN_NOT_FOUND, f"no run {request.run_id}"))
+        return run_pb2.GetRunResponse(run=self.run)
+
+    def ListRuns(self, request: run_pb2.ListRunsRequest, context: grpc.ServicerContext) -> run_pb2.ListRunsResponse:
+        return run_pb2.ListRunsResponse(runs=[self.run])
+
+    def WatchRun(
+        self, request: run_pb2.WatchRunRequest, context: grpc.ServicerContext
+    ) -> Iterator[run_pb2.WatchRunResponse]:
+        self.watch_requests.append(request)
+        script = self.watches.pop(0) if len(self.watches) > 1 else self.watches[0]
+        for event in script:
+            if event == "break":
+                context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+            elif event == "hold":
+                assert self.end.wait(30)
+            else:
+                yield event
+
+    def CancelRun(self, request: run_pb2.CancelRunRequest, context: grpc.ServicerContext) -> run_pb2.CancelRunResponse:
+        self.num_cancels += 1
+        self.run.state = run_pb2.RUN_STATE_CANCELLED
+        return run_pb2.CancelRunResponse(run=self.run)
+
+    def FetchWeights(
+        self, request: run_pb2.FetchWeightsRequest, context: grpc.ServicerContext
+    ) -> Iterator[run_pb2.FetchWeightsResponse]:
+        for start in range(0, len(self.weights), 50):
+            data = self.weights[start : start + 50]
+            yield run_pb2.FetchWeightsResponse(step=7, total_bytes=self.total_bytes, data=data)
+
+    @property
+    def total_bytes(self) -> int:
+        return len(self.weights)
+
+    def ReadLogs(
+        self, request: run_pb2.ReadLogsRequest, context: grpc.ServicerContext
+    ) -> Iterator[run_pb2.ReadLogsResponse]:
+        yield run_pb2.ReadLogsResponse(worker="w", role=types_pb2.ROLE_FEEDER, is_stderr=True, line="hello")
+
+    def ReadTrace(
+        self, request: run_pb2.ReadTraceRequest, context: grpc.ServicerContext
+    ) -> Iterator[run_pb2.ReadTraceResponse]:
+        event = local_pb2.TraceEvent(step=1, stage=0, micro_batch=2, action="F", start_unix_ns=5, end_unix_ns=9)
+        yield run_pb2.ReadTraceResponse(events=[event, event])
+        yield run_pb2.ReadTraceResponse(events=[event])
+
+    def GetStatus(self, request: run_pb2.GetStatusRequest, context: grpc.ServicerContext) -> run_pb2.GetStatusResponse:
+        return run_pb2.GetStatusResponse(term=3)
+
+
+@contextmanager
+def serving(fake: FakeRuns) -> Iterator[str]:
+    with futures.ThreadPoolExecutor(8) as pool:
+        server = grpc.server(pool, options=options.CONTROL_SERVER)
+        run_pb2_grpc.add_RunServiceServicer_to_server(fake, server)  # type: ignore[no-untyped-call]
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            fake.end.set()
+            server.stop(0).wait(10)
+
+
+@pytest.fixture
+def fake() -> FakeRuns:
+    return FakeRuns()
+
+
+@pytest.fixture
+def client(fake: FakeRuns) -> Iterator[Client]:
+    with serving(fake) as address, connect(address) as client:
+        yield client
+
+
+def test_steps_are_live_and_end_with_the_run(fake: FakeRuns, client: Client) -> None:
+    fake.watches = [[run_event("RUNNING"), step_event(1), step_event(2), run_event("COMPLETED")]]
+    steps = list(client.attach("r").steps())
+    assert [(s.index, s.loss, s.num_rows, s.time) for s in steps] == [(1, 1.0, 4, 1.0), (2, 0.5, 4, 2.0)]
+
+
+def test_a_step_is_seen_before_the_run_ends(fake: FakeRuns, client: Client) -> None:
+    fake.watches = [[run_event("RUNNING"), step_event(1), "hold", run_event("COMPLETED")]]
+    steps = client.attach("r").steps()
+    assert next(steps).index == 1
+    fake.end.set()
+    assert list(steps) == []
+
+
+def test_a_watcher_that_stops_early_leaves_nothing(fake: FakeRuns, client: Client) -> None:
+    fake.watches = [[run_event("RUNNING"), step_event(1), "hold"]]
+    for step in client.attach("r").steps():
+        assert step.index == 1
+        break
+
+
+def test_a_broken_stream_is_taken_up_after_the_last_step(fake: FakeRuns, client: Client) -> None:
+    fake.watches = [
+        [run_event("RUNNING"), step_event(1), step_event(2), "break"],
+        ["break"],
+        [run_event("RUNNING"), step_event(2), step_event(3), run_event("COMPLETED")],
+    ]
+    assert [step.index for step in client.attach("r").steps()] == [1, 2, 3]
+    assert [request.from_step for request in fake.watch_requests] == [1, 3, 3]
+
+
+def test_steps_from_a_given_step(fake: FakeRuns, client: Client) -> None:
+    fake.watches = [[step_event(5), run_event("COMPLETED")]]
+    assert [step.index for step in client.attach("r").steps(from_step=5)] == [5]
+    assert fake.watch_requests[0].from_step == 5
+
+
+def test_f12_the_error_of_a_stage_arrives_with_place_type_and_traceback(fake: FakeRuns, client: Client) -> None:
+    error = types_pb2.ErrorReport(
+        code="STAGE_FAILED",
+        message="ValueError: boom",
+        exception_type="ValueError",
+        traceback='File "user.py", line 3\nValueError: boom',
+        step=3,
+        stage=1,
+        micro_batch=2,
+        worker="gpu-box",
+        host="h2",
+        run_id="r",
+    )
+    fake.watches = [[run_event("RUNNING"), step_event(1), run_event("FAILED", error=error)]]
+    steps = client.attach("r").steps()
+    assert next(steps).index == 1
+    with pytest.raises(PipesvcError) as caught:
+        next(steps)
+    details = caught.value.details
+    assert (details.code, details.exception_type) == (ErrorCode.STAGE_FAILED, "ValueError")
+    assert details.where == Where(run_id="r", step=3, stage=1, micro_batch=2, worker="gpu-box", host="h2")
+    assert 'File "user.py", line 3' in caught.value.__notes__[0]
+
+
+def test_wait_returns_the_last_state_and_raises_the_failure(fake: FakeRuns, client: Client) -> None:
+    fake.watches = [[run_event("RUNNING"), run_event("SAVING"), run_event("COMPLETED")]]
+    assert client.attach("r").wait() == "COMPLETED"
+    fake.watches = [[run_event("CANCELLED")]]
+    assert client.attach("r").wait() == "CANCELLED"
+    fake.watches = [[run_event("FAILED", error=types_pb2.ErrorReport(code="WORKER_LOST", message="gone"))]]
+    with pytest.raises(PipesvcError, match="WORKER_LOST: gone"):
+        client.attach("r").wait()
+
+
+def test_losses_of_a_live_run_are_those_committed_so_far(fake: FakeRuns, client: Client) -> None:
+    fake.run.num_committed_steps = 2
+    fake.watches = [[run_event("RUNNING"), step_event(1), step_event(2), "hold"]]
+    assert client.attach("r").losses() == [1.0, 0.5]
+    fake.run.num_committed_steps = 0
+    assert client.attach("r").losses() == []
+
+
+def test_f24_a_coordinator_that_is_gone_is_named_within_ten_seconds(fake: FakeRuns) -> None:
+    fake.watches = [[run_event("RUNNING"), step_event(1), "hold", "break"]]
+    with serving(fake) as address:
+        client = connect(address)
+        steps = client.attach("r").steps()
+        assert next(steps).index == 1
+    since = time.monotonic()
+    with client, pytest.raises(PipesvcError) as caught:
+        next(steps)
+    assert caught.value.code is ErrorCode.COORDINATOR_LOST
+    assert address in str(caught.value)
+    assert time.monotonic() - since < 10
+
+
+def test_an_absent_coordinator_is_one_clear_error() -> None:
+    with pytest.raises(PipesvcError) as caught:
+        connect("127.0.0.1:1")
+    assert caught.value.code is ErrorCode.COORDINATOR_ABSENT
+    assert "127.0.0.1:1" in str(caught.value)
+
+
+def test_w02_a_dead_proxy_in_the_environment_does_not_matter(fake: FakeRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with serving(fake) as address, connect(address) as client:
+        assert client.status().term == 3
+
+
+def test_an_unknown_run_is_refused(client: Client) -> None:
+    with pytest.raises(PipesvcError, match="RUN_NOT_FOUND"):
+        client.attach("other")
+
+
+def test_a_closed_client_says_so(fake: FakeRuns) -> None:
+    with serving(fake) as address:
+        with connect(address) as client:
+            run = client.attach("r")
+        with pytest.raises(PipesvcError, match="this client is closed"):
+            run.info()
+        with pytest.raises(PipesvcError, match="this client is closed"):
+            list(run.steps())
+
+
+def test_submit_returns_with_the_plan_and_shows_warnings_once(fake: FakeRuns, client: Client) -> None:
+    text = "with one micro-batch nothing overlaps"
+    planned = {"plan_json": PLAN.to_json(), "warnings": [text]}
+    fake.watches = [
+        [
+            run_event("WAITING"),
+            run_event("INSPECTING"),
+            run_event("WAITING", warnings=[text]),
+            run_event("BUILDING", **planned),
+            "hold",
+        ]
+    ]
+    with pytest.warns(PipesvcWarning, match=text) as warned:
+        run = client.submit(job())
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    assert run.run_id == fake.submits[0].run_id
+    assert run.run_id.startswith("identity-")
+
+
+def test_submit_returns_behind_another_run_once_it_is_inspected(fake: FakeRuns, client: Client) -> None:
+    own = run_pb2.Awaited(what="its turn", from_whom="run mine")
+    other = run_pb2.Awaited(what="its turn", from_whom="run first")
+    events = [run_event("QUEUED", awaited=[own]), run_event("QUEUED", awaited=[other]), "hold"]
+    for event in events[:2]:
+        event.run.run_id = "mine"  # type: ignore[attr-defined]
+    fake.watches = [events]
+    assert client.submit(job(), run_id="mine").run_id == "mine"
+
+
+def test_submit_raises_the_refusal_of_the_coordinator(fake: FakeRuns, client: Client) -> None:
+    fake.refusal = PipesvcError(ErrorCode.RUN_EXISTS, "another job has this id", advice="Choose another id")
+    with pytest.raises(PipesvcError, match=r"RUN_EXISTS: another job has this id\. Choose another id"):
+        client.submit(job(), run_id="taken")
+
+
+def test_p07_submit_raises_what_the_plan_was_refused_for(fake: FakeRuns, client: Client) -> None:
+    error = types_pb2.ErrorReport(code="UNKNOWN_DEVICE", message="worker w has no cuda:7, only cpu")
+    fake.watches = [[run_event("INSPECTING"), run_event("FAILED", error=error)]]
+    with pytest.raises(PipesvcError, match="UNKNOWN_DEVICE: worker w has no cuda:7, only cpu"):
+        client.submit(job())
+
+
+def test_submit_refuses_a_run_id_that_is_no_name(client: Client) -> None:
+    with pytest.raises(PipesvcError, match="run id"):
+        client.submit(job(), run_id="../x")
+
+
+def test_weights_come_as_a_state_dict_and_as_a_file(fake: FakeRuns, client: Client, tmp_path: Any) -> None:
+    run = client.attach("r")
+    state = run.state_dict()
+    assert state.keys() == {"w", "b"}
+    assert torch.equal(state["w"], torch.arange(6.0))
+    path = tmp_path / "w.safetensors"
+    assert run.save_weights(path) == 7
+    assert torch.equal(load_file(path)["w"], torch.arange(6.0))
+    assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+def test_weights_that_end_early_are_not_kept(
+    fake: FakeRuns, client: Client, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeRuns, "total_bytes", 10**6)
+    with pytest.raises(PipesvcError, match="ended the weights of run r early"):
+        client.attach("r").save_weights(tmp_path / "w.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_logs_trace_links_plan_and_runs(fake: FakeRuns, client: Client) -> None:
+    fake.run.plan_json = PLAN.to_json()
+    link = types_pb2.LinkId(producer=0, consumer=1, kind=types_pb2.LINK_KIND_ACTIVATION)
+    fake.run.links.append(run_pb2.LinkTotals(link=link, tensor_bytes=8, wire_bytes=9, num_frames=1, worker="w"))
+    run = client.attach("r")
+    assert [(line.worker, line.role, line.is_stderr, line.text) for line in run.logs()] == [
+        ("w", "feeder", True, "hello")
+    ]
+    trace = run.trace()
+    assert len(trace) == 3
+    assert (trace[0]["action"], trace[0]["micro_batch"], trace[0]["end_ns"]) == ("F", 2, 9)
+    assert [(total.link, total.tensor_bytes) for total in run.links()] == [("0>1/activation", 8)]
+    assert run.plan() == PLAN
+    assert [one.run_id for one in client.runs()] == ["r"]
+    assert run.state == "RUNNING"
+    assert run.cancel() == "CANCELLED"
+    assert fake.num_cancels == 1
+    assert run.has_ended
+
+
+def test_a_run_without_a_plan_says_what_it_is(client: Client) -> None:
+    with pytest.raises(PipesvcError, match="the run is RUNNING and has no plan yet"):
+        client.attach("r").plan()
+
+
+def test_the_client_works_inside_a_running_event_loop(fake: FakeRuns) -> None:
+    fake.watches = [[run_event("RUNNING", plan_json=PLAN.to_json()), step_event(1), run_event("COMPLETED")]]
+
+    async def cell() -> list[int]:
+        with serving(fake) as address, connect(address) as client:
+            return [step.index for step in client.submit(job()).steps()]
+
+    assert asyncio.run(cell()) == [1]

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pipesvc.client.calls import Call
+from pipesvc.client.job import DataSource, Job, Optimizer, Strategy, StreamSource
+from pipesvc.errors import ErrorCode, PipesvcError
+
+
+def build_model(width: int = 8) -> None: ...
+
+
+def reader() -> Iterator[tuple[int, int]]:
+    yield 1, 2
+
+
+def weigh(labels: object) -> object:
+    return labels
+
+
+class Sgd:
+    def step(self) -> None: ...
+
+    @classmethod
+    def make(cls) -> None: ...
+
+
+def job(**changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "model": build_model,
+        "loss": weigh,
+        "optimizer": Optimizer(Sgd, lr=0.1),
+        "data": DataSource(reader, batch_size=8),
+    }
+    return Job(**(values | changes))
+
+
+def _refusal(make: Callable[[], object]) -> str:
+    with pytest.raises(PipesvcError) as caught:
+        make()
+    assert caught.value.code is ErrorCode.INVALID_JOB
+    return str(caught.value)
+
+
+def test_the_smallest_job_has_the_documented_defaults() -> None:
+    made = job()
+    assert (made.epochs, made.max_steps, made.seed, made.clip_norm) == (1, None, 0, None)
+    assert (made.strategy.micro_batches, made.strategy.schedule, made.strategy.pipeline) == (1, "1F1B", True)
+    assert (made.data.capacity, made.data.double_buffer, made.data.yields) == (64, True, "sample")
+
+
+def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
+    text = _refusal(lambda: job(data=DataSource(reader, batch_size=2), strategy=Strategy(micro_batches=4)))
+    assert "batch_size is 2 and micro_batches is 4" in text
+    assert "Use micro_batches=2 at most, or a batch_size of 4 or more" in text
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: job(model=lambda: None), "model is a lambda"),
+        (lambda: job(model=functools.partial(build_model, 3)), "functools.partial"),
+        (lambda: job(model=Sgd()), "instance of Sgd"),
+        (lambda: job(loss=Sgd().step), "bound method"),
+        (lambda: job(loss=Sgd), "loss is the class Sgd"),
+        (lambda: job(optimizer=Sgd), "Optimizer(torch.optim.SGD"),
+        (lambda: job(optimizer=Call(Sgd)), "optimizer is a Call"),
+        (lambda: job(data=reader), "DataSource(reader, batch_size=8)"),
+        (lambda: DataSource(reader), "batch_size is missing"),
+        (lambda: DataSource(reader, yields="sample_list"), "batch_size is missing"),
+        (lambda: DataSource([1, 2], batch_size=2), "source is an instance of list"),
+        (lambda: DataSource(reader, batch_size=0), "batch_size is 0"),
+        (lambda: DataSource(reader, batch_size=True), "batch_size is True"),
+        (lambda: DataSource(reader, batch_size=2, yields="rows"), "yields is 'rows'"),  # type: ignore[arg-type]
+        (lambda: DataSource(reader, batch_size=2, timeout_s=math.inf), "timeout_s is inf"),
+        (lambda: DataSource(reader, batch_size=2, capacity=0), "capacity is 0"),
+        (lambda: StreamSource(reader, batch_size=2), "Call it: StreamSource(reader())"),
+        (lambda: job(data=StreamSource(reader(), batch_size=2), epochs=2), "a streamed source is read once"),
+        (lambda: job(data=DataSource(reader, batch_size=2, labels=False), weight=weigh), "nothing to weigh"),
+        (lambda: job(epochs=0), "epochs is 0"),
+        (lambda: job(epochs=None), "would have no end"),
+        (lambda: job(max_steps=0), "max_steps is 0"),
+        (lambda: job(seed=-1), "seed is -1"),
+        (lambda: job(seed=2**63), "below 2**63"),
+        (lambda: job(clip_norm=0), "clip_norm is 0"),
+        (lambda: job(clip_norm=math.nan), "clip_norm is nan"),
+        (lambda: job(worker_wait_s=0), "worker_wait_s is 0"),
+        (lambda: job(include="data.txt"), "include=['data.txt']"),
+        (lambda: Strategy(schedule="zigzag"), "naive, GPipe, 1F1B"),
+        (lambda: Strategy(micro_batches=0), "micro_batches is 0"),
+        (lambda: Strategy(num_stages=3, boundaries=(1,)), "Leave num_stages out"),
+        (lambda: Strategy(boundaries=(3, 1)), "must ascend"),
+        (lambda: Strategy(boundaries=(0, 1)), "first stage has none"),
+        (lambda: Strategy(placement={"gpu:0": ""}), "placement"),
+        (lambda: Call(build_model, width=object()), "the argument width is a object"),
+        (lambda: Call(build_model, width=math.nan), "JSON has no number"),
+        (lambda: Call(build_model, sizes=[1, {"a": {2: 3}}]), "sizes[1]['a'] has the key 2"),
+    ],
+)
+def test_contradictions_are_refused_at_birth(make: Callable[[], object], words: str) -> None:
+    assert words in _refusal(make)
+
+
+def test_a_nested_function_is_refused_with_the_way_out() -> None:
+    def nested() -> None: ...
+
+    text = _refusal(lambda: job(model=nested))
+    assert "defined inside another function" in text
+    assert "pipesvc.Call(function, name=value)" in text
+
+
+def test_in_flight_is_refused_for_a_schedule_that_has_its_own() -> None:
+    with pytest.raises(PipesvcError) as caught:
+        Strategy(schedule="GPipe", micro_batches=4, in_flight=2)
+    assert caught.value.code is ErrorCode.INVALID_PLAN
+
+
+def test_schedule_names_ignore_case() -> None:
+    assert Strategy(schedule="gpipe").schedule == "gpipe"
+
+
+def test_jobs_and_calls_are_frozen_values() -> None:
+    call = Call(build_model, width=4)
+    assert call == Call(build_model, width=4)
+    assert call != Call(build_model, width=5)
+    assert call != Optimizer(build_model, width=4)
+    assert hash(call) == hash(Call(build_model, width=4))
+    assert repr(call) == "Call(build_model, width=4)"
+    with pytest.raises(AttributeError, match="frozen"):
+        call.function = reader
+    with pytest.raises(AttributeError):
+        job().seed = 3  # type: ignore[misc]
+
+
+def test_arguments_are_sorted_json() -> None:
+    assert Call(build_model, b=(0.9, 0.95), a=None).arguments_json == '{"a": null, "b": [0.9, 0.95]}'

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pipesvc.client.job import DataSource, Job, Optimizer, Strategy, StreamSource
+from pipesvc.client.spec import make_submission
+from pipesvc.rpc.v1 import job_pb2
+
+_USER = """
+import torch
+from torch import nn
+
+def build_model(width=8):
+    return nn.Sequential(nn.Linear(width, width))
+
+def reader():
+    yield torch.zeros(8), torch.zeros(8)
+
+def weigh(labels):
+    return labels
+"""
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    (tmp_path / "spec_user_module.py").write_text(_USER)
+    monkeypatch.syspath_prepend(tmp_path)
+    import spec_user_module  # type: ignore[import-not-found]
+
+    return spec_user_module
+
+
+def _full_job(user: object) -> Job:
+    return Job(
+        model=user.build_model,  # type: ignore[attr-defined]
+        loss=functional.cross_entropy,
+        optimizer=Optimizer(torch.optim.SGD, lr=0.1),
+        data=DataSource(user.reader, batch_size=8, capacity=3, double_buffer=False, drop_last=True, timeout_s=7),  # type: ignore[attr-defined]
+        strategy=Strategy(
+            micro_batches=4,
+            schedule="1f1b",
+            boundaries=(1, 3),
+            placement={"stage:0": "w"},
+            allow_cpu_for_gpu=True,
+            in_flight=3,
+        ),
+        epochs=2,
+        max_steps=9,
+        seed=5,
+        clip_norm=0.5,
+        check_finite=True,
+        weight=user.weigh,  # type: ignore[attr-defined]
+        name="full",
+        worker_wait_s=1,
+        build_timeout_s=2,
+        step_timeout_s=3,
+    )
+
+
+def test_every_field_of_the_message_is_filled(user: object) -> None:
+    submission = make_submission(_full_job(user))
+    spec = submission.spec
+    not_for_this_job = {"num_stages", "is_streamed", "double_buffer"}
+    for message in (spec, spec.data, spec.strategy):
+        for field in message.DESCRIPTOR.fields:
+            if field.name not in not_for_this_job:
+                assert getattr(message, field.name), f"{message.DESCRIPTOR.name}.{field.name} is empty"
+    assert spec.model.target == "spec_user_module:build_model"
+    assert spec.data.source.target == "spec_user_module:reader"
+    assert spec.optimizer.target == "torch.optim:SGD"
+    assert spec.optimizer.arguments_json == '{"lr": 0.1}'
+    assert list(spec.strategy.boundaries) == [1, 3]
+    assert dict(spec.strategy.placement) == {"stage:0": "w"}
+    assert zipfile.ZipFile(io.BytesIO(submission.bundle.data)).namelist() == ["spec_user_module.py"]
+    assert spec.bundle_sha256 == submission.bundle.sha256
+
+
+def test_every_field_of_the_job_changes_the_message(user: object) -> None:
+    """A field that is added to Job and forgotten in the message is found here."""
+    full = _full_job(user)
+    base = make_submission(full)
+    changes: dict[str, object] = {
+        "model": user.weigh,  # type: ignore[attr-defined]
+        "loss": None,
+        "optimizer": Optimizer(torch.optim.AdamW),
+        "data": DataSource(user.reader, batch_size=9),  # type: ignore[attr-defined]
+        "strategy": Strategy(micro_batches=2),
+        "epochs": 1,
+        "max_steps": None,
+        "seed": 6,
+        "clip_norm": None,
+        "check_finite": False,
+        "weight": None,
+        "name": None,
+        "include": ("spec_user_module.py", "*.txt"),
+        "worker_wait_s": 11,
+        "build_timeout_s": 12,
+        "step_timeout_s": 13,
+    }
+    assert changes.keys() == {field.name for field in dataclasses.fields(Job)}
+    (Path(str(user.__file__)).parent / "more.txt").write_text("x")  # type: ignore[attr-defined]
+    for name, value in changes.items():
+        changed = make_submission(dataclasses.replace(full, **{name: value}))  # type: ignore[arg-type]
+        assert changed.spec != base.spec, name
+
+
+def test_defaults_of_a_streamed_job(user: object) -> None:
+    job = Job(
+        model=user.build_model,  # type: ignore[attr-defined]
+        optimizer=Optimizer(torch.optim.SGD, lr=0.1),
+        data=StreamSource([1, 2, 3], yields="batch", labels=False),
+    )
+    spec = make_submission(job).spec
+    assert spec.data.is_streamed
+    assert not spec.data.HasField("source")
+    assert not spec.HasField("loss")
+    assert spec.data.yields == job_pb2.YIELDS_BATCH
+    assert (spec.data.batch_size, spec.data.has_labels, spec.max_steps, spec.clip_norm) == (0, False, 0, 0.0)
+    assert spec.name == "build_model"
+
+
+def test_a_job_of_installed_functions_needs_no_bundle() -> None:
+    job = Job(
+        model=torch.nn.Identity,
+        optimizer=Optimizer(torch.optim.SGD, lr=0.1),
+        data=StreamSource([1], yields="batch"),
+    )
+    submission = make_submission(job)
+    assert submission.bundle.data == b""
+    assert submission.spec.bundle_sha256 == ""
+    assert submission.spec.model.target == "torch.nn:Identity"

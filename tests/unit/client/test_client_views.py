@@ -1,0 +1,113 @@
+"""What people see: progress lines, tables, error lines."""
+
+from __future__ import annotations
+
+import io
+
+from pipesvc.cli import error_line
+from pipesvc.client.progress import Pace, _Bar, _Lines, duration, step_text
+from pipesvc.client.report import runs_text, status_text, table, traceback_text
+from pipesvc.client.watching import Step, state_name
+from pipesvc.errors import ErrorCode, ErrorDetails, PipesvcError, Where
+from pipesvc.rpc.v1 import run_pb2, types_pb2
+
+
+def _step(index: int, time: float, loss: float = 1.0) -> Step:
+    return Step(index=index, epoch=0, loss=loss, num_rows=8, time=time)
+
+
+def test_pace_is_rows_over_the_time_between_steps() -> None:
+    pace = Pace()
+    pace.add(_step(1, 100.0))
+    assert pace.rows_per_s is None
+    assert pace.left_s(10) is None
+    pace.add(_step(2, 100.5))
+    pace.add(_step(3, 101.0))
+    assert pace.rows_per_s == 16.0
+    assert pace.left_s(10) == 3.5
+    assert pace.left_s(0) is None
+    assert step_text(_step(3, 101.0, 2.5), 10, pace) == "step 3/10, loss 2.5000, 16 rows/s, 4 s left"
+
+
+def test_lines_are_at_most_one_per_second_and_always_the_last() -> None:
+    out, now = io.StringIO(), [0.0]
+    lines = _Lines("r", out, clock=lambda: now[0])
+    lines.state(run_pb2.Run(state=run_pb2.RUN_STATE_RUNNING, num_steps=5))
+    for index in range(1, 6):
+        lines.step(_step(index, float(index)))
+        now[0] += 0.4
+    lines.state(run_pb2.Run(state=run_pb2.RUN_STATE_COMPLETED, num_steps=5))
+    lines.close()
+    shown = [line.removeprefix("r: ").split(",")[0] for line in out.getvalue().splitlines()]
+    assert shown == ["RUNNING", "step 1/5", "step 4/5", "step 5/5", "COMPLETED"]
+
+
+def test_f19_a_waiting_run_says_for_what() -> None:
+    out = io.StringIO()
+    lines = _Lines("r", out)
+    awaited = run_pb2.Awaited(what="2 of 3 workers, waiting for one more", from_whom="")
+    lines.state(run_pb2.Run(state=run_pb2.RUN_STATE_WAITING, awaited=[awaited]))
+    assert out.getvalue() == "r: WAITING: 2 of 3 workers, waiting for one more\n"
+
+
+def test_the_bar_shows_step_and_loss() -> None:
+    out = io.StringIO()
+    bar = _Bar("run-1", out)
+    bar.state(run_pb2.Run(state=run_pb2.RUN_STATE_RUNNING, num_steps=4))
+    bar.step(_step(2, 1.0, 0.25))
+    bar.close()
+    assert "run-1" in out.getvalue()
+    assert "step 2/4, loss 0.2500" in out.getvalue()
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (-1, 59.4, 185, 7620)] == ["0 s", "59 s", "3 min 5 s", "2 h 7 min"]
+
+
+def test_tables_align() -> None:
+    assert table(("A", "B"), [("long", "x"), ("y", "")]) == "A     B\nlong  x\ny"
+
+
+def test_status_names_workers_and_what_is_awaited() -> None:
+    status = run_pb2.GetStatusResponse()
+    worker = status.workers.add(last_beat_age_s=0.2)
+    worker.registration.name, worker.registration.host = "big-memory", "h1"
+    worker.registration.devices.extend(["cpu", "cuda:0"])
+    run = status.runs.add(run_id="r1", state=run_pb2.RUN_STATE_WAITING)
+    run.awaited.add(
+        what="2 of 3 workers",
+        from_whom="gpu-box",
+        since_unix_ns=90_000_000_000,
+        until_unix_ns=160_000_000_000,
+        then="the run fails with MISSING_WORKER",
+    )
+    text = status_text(status, now_s=100.0)
+    assert "big-memory  h1    cpu,cuda:0  shared   0.2 s ago  idle" in text
+    line = "r1: waits for 2 of 3 workers from gpu-box, since 10 s, for 1 min 0 s more"
+    assert f"{line}, then the run fails with MISSING_WORKER" in text
+    assert status_text(run_pb2.GetStatusResponse()) == "no workers\nno live runs"
+
+
+def test_runs_show_their_error_in_one_line() -> None:
+    error = types_pb2.ErrorReport(code="STAGE_FAILED", message="ValueError:\nboom", traceback="Traceback ...\nboom")
+    run = run_pb2.Run(run_id="r1", state=run_pb2.RUN_STATE_FAILED, error=error, num_committed_steps=3, num_steps=9)
+    assert runs_text([run]).splitlines()[1].split("  ")[0] == "r1"
+    assert "3/9" in runs_text([run])
+    assert "STAGE_FAILED: ValueError: boom" in runs_text([run])
+    assert "Remote traceback:\nTraceback" in traceback_text(run)
+    assert traceback_text(run_pb2.Run()) == ""
+    assert runs_text([]) == "no runs"
+
+
+def test_an_error_is_one_line_and_says_where_its_traceback_is() -> None:
+    details = ErrorDetails(
+        code=ErrorCode.STAGE_FAILED, message="ValueError:\nboom", where=Where(run_id="r1"), traceback="Traceback"
+    )
+    assert error_line(PipesvcError.of(details)) == (
+        "pipesvc: STAGE_FAILED: ValueError: boom (run r1) (traceback: pipesvc logs r1)"
+    )
+
+
+def test_a_state_of_a_newer_version_stays_a_number() -> None:
+    assert state_name(run_pb2.RUN_STATE_SAVING) == "SAVING"
+    assert state_name(99) == "state 99"

@@ -1,0 +1,146 @@
+"""What may cross a boundary, and where the loss may come from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipesvc.errors import ErrorCode, PipesvcError
+from tests.unit.executor.network import Batch, Cluster, Setup, batch_of, train_both
+
+
+class TakesDict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 8)
+
+    def forward(self, value: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.embedding(value["ids"]) * value["scale"], value["mask"]
+
+
+class TakesPair(nn.Module):
+    """Gets the pair as one value, and gives a mask on that needs no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        hidden, mask = value
+        return {"hidden": self.linear(hidden) * mask, "mask": mask, "none": None, "number": 3, "unused": hidden * 2}
+
+
+class ReturnsLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 1)
+
+    def forward(self, value: dict[str, Any]) -> Tensor:
+        assert value["none"] is None
+        assert value["number"] == 3
+        result: Tensor = self.linear(value["hidden"]).square().mean()
+        return result
+
+
+def tree_layers() -> list[nn.Module]:
+    return [TakesDict(), TakesPair(), ReturnsLoss()]
+
+
+def dict_batches(num_rows: int = 8) -> list[Batch]:
+    generator = torch.Generator().manual_seed(3)
+    value = {
+        "ids": torch.randint(16, (num_rows,), generator=generator),
+        "scale": torch.randn(num_rows, 1, generator=generator),
+        "mask": torch.rand(num_rows, 1, generator=generator) > 0.3,
+    }
+    return [batch_of(value, None, num_rows, 4)] * 10
+
+
+@pytest.mark.parametrize("owners", [[], ["a", "a", "a"], ["a", "b", "a"]])
+def test_n05_n13_n24_trees_cross_and_the_model_returns_the_loss(owners: list[str]) -> None:
+    train_both(Setup(make_layers=tree_layers, cuts=(1, 2), owners=owners), dict_batches())
+
+
+class TakesTuple(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bilinear = nn.Bilinear(3, 5, 4)
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Tensor:
+        result: Tensor = self.bilinear(*value)
+        return result
+
+
+def mean_of(output: Tensor) -> Tensor:
+    return output.square().mean()
+
+
+def tuple_layers() -> list[nn.Module]:
+    return [TakesTuple(), nn.Linear(4, 2)]
+
+
+@pytest.mark.parametrize("cuts", [(), (1,)])
+def test_tuple_is_one_value_and_the_loss_is_of_outputs_alone(cuts: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    value = (torch.randn(8, 3, generator=generator), torch.randn(8, 5, generator=generator))
+    train_both(Setup(make_layers=tuple_layers, cuts=cuts, loss=mean_of), [batch_of(value, None, 8, 2)] * 5)
+
+
+def test_transposed_and_expanded_outputs_cross() -> None:
+    class Twisted(nn.Module):
+        def forward(self, value: Tensor) -> tuple[Tensor, Tensor]:
+            return value.t(), value[:1].expand(3, -1)
+
+    class Joined(nn.Module):
+        def forward(self, value: tuple[Tensor, Tensor]) -> Tensor:
+            return value[0].contiguous().sum() * value[1].contiguous().square().mean()
+
+    setup = Setup(make_layers=lambda: [nn.Linear(3, 4), Twisted(), Joined()], cuts=(2,))
+    train_both(setup, [batch_of(torch.ones(4, 3), None, 4, 2)] * 3)
+
+
+class Constant(nn.Module):
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, value: Tensor) -> Any:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3.5, "gave float, not a scalar tensor"),
+        (torch.ones(2), "gave float32 (2,), not a scalar tensor"),
+        (torch.ones(()), "a loss that no trainable parameter leads to"),
+        ({"a": torch.ones(1)}, "gave {'a': float32 (1,)}, not a scalar tensor"),
+    ],
+)
+def test_loss_that_is_none_is_refused(value: Any, text: str) -> None:
+    setup = Setup(make_layers=lambda: [nn.Linear(3, 4), Constant(value)], cuts=(1,))
+    error = failure_of(setup, batch_of(torch.ones(4, 3), None, 4, 2))
+    assert error.code is ErrorCode.INVALID_JOB
+    assert text in error.details.message
+
+
+def test_value_that_cannot_travel_is_refused_with_its_place() -> None:
+    setup = Setup(make_layers=lambda: [Constant(slice(3)), nn.Linear(4, 1)], cuts=(1,))
+    error = failure_of(setup, batch_of(torch.ones(4, 3), None, 4, 2))
+    assert error.code is ErrorCode.INVALID_JOB
+    assert "slice" in error.details.message
+    assert (error.details.where.step, error.details.where.stage, error.details.where.micro_batch) == (1, 0, 0)
+
+
+def failure_of(setup: Setup, batch: Batch) -> PipesvcError:
+    cluster = Cluster(setup, has_labels=batch[1] is not None)
+    try:
+        cluster.issue(1, batch)
+        with pytest.raises(PipesvcError) as caught:
+            cluster.turn_until_idle()
+    finally:
+        cluster.close()
+    return caught.value

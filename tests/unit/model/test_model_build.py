@@ -1,0 +1,263 @@
+"""The truth is the plain build: every contiguous range of every model below has its bits, and leaves its generator state."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipesvc.core.plan import LayerInfo
+from pipesvc.model.skeleton import build_layers, build_range, inspect_layers, whole
+
+Build = Callable[[], object]
+SEED = 7
+
+
+class Attention(nn.Module):
+    """Sets in_proj again after out_proj was made; holds a mask and a parameter made of random values."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.norm = nn.LayerNorm(width)
+        self.register_buffer("mask", torch.ones(4, 4).triu(1))
+        self.position = nn.Parameter(torch.randn(3, width) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Late(nn.Module):
+    """Large values made in every way before they are registered, and one that never is."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        local = nn.Parameter(torch.empty(rows, 1024))
+        self.local = local
+        nn.init.normal_(local)
+        self.scaled = nn.Parameter(torch.randn(rows, 1024) * 0.02)
+        self.uniform = nn.Parameter(torch.rand(rows, 1000))
+        self.integers = nn.Parameter(torch.randint(5, (rows, 1024)), requires_grad=False)
+        self.zeros = nn.Parameter(torch.zeros(rows, 1024))
+        self.register_buffer("noise", torch.randn(rows, 1024))
+        self.plain = torch.rand(rows, 1024)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def linears() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 4, bias=False))
+
+
+def tail_sizes() -> list[nn.Module]:
+    """Above and below a block of scratch, with every kind of tail."""
+    return [nn.Linear(700, 700), nn.Embedding(1000, 301, padding_idx=3), nn.Linear(700, 333), nn.Linear(1, 65521)]
+
+
+def transformer() -> list[nn.Module]:
+    return [nn.Embedding(30, 8), Attention(), Attention(), nn.Linear(8, 30)]
+
+
+def images() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.ConvTranspose1d(4, 4, 3))
+
+
+def recurrent() -> nn.ModuleList:
+    return nn.ModuleList([nn.Linear(8, 8), nn.LSTM(8, 8, 2, bidirectional=True), nn.GRU(16, 4)])
+
+
+def encoder() -> list[nn.Module]:
+    """The prototype is copied and is itself no part of the model."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return [nn.Linear(8, 8), nn.TransformerEncoder(layer, 2), nn.Linear(8, 4)]
+
+
+def copies() -> nn.ModuleList:
+    """The prototype is the first layer."""
+    first = Attention()
+    return nn.ModuleList([first, *[copy.deepcopy(first) for _ in range(2)], nn.Linear(8, 8)])
+
+
+def initialised() -> nn.Sequential:
+    model = nn.Sequential(*[nn.Linear(300, 290) for _ in range(8)], nn.Linear(20, 30), nn.Conv1d(4, 4, 3))
+    nn.init.kaiming_normal_(model[0].weight)
+    nn.init.xavier_normal_(model[1].weight)
+    nn.init.orthogonal_(model[2].weight)
+    nn.init.eye_(model[3].weight)
+    nn.init.kaiming_uniform_(model[4].weight.T)
+    nn.init.normal_(model[5].weight.T)
+    nn.init.constant_(model[6].weight, 0.5)
+    nn.init.sparse_(model[8].weight, 0.2)
+    nn.init.dirac_(model[9].weight)
+    return model
+
+
+def truncated() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(300, 500), nn.Linear(500, 300), nn.Linear(301, 501), nn.Linear(5, 3))
+    for layer in model:
+        nn.init.trunc_normal_(layer.weight)
+    nn.init.trunc_normal_(model[1].weight, std=0.02)
+    nn.init.trunc_normal_(model[2].weight, mean=0.5, a=-1.0, b=1.0)
+    return model
+
+
+def initialised_again() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(300, 400), nn.Embedding(100, 1000), nn.LayerNorm(8), nn.Linear(30, 40))
+
+    def fill(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.weight.data.normal_(0, 0.02)
+
+    return model.apply(fill)
+
+
+def other_draws() -> nn.Sequential:
+    generator = torch.Generator().manual_seed(3)
+    model = nn.Sequential(*[nn.Linear(300, 400) for _ in range(3)])
+    for layer in model:
+        nn.init.normal_(layer.weight, generator=generator)
+        layer.weight.data.exponential_(generator=generator).random_(0, 5).cauchy_()
+        layer.weight.data.bernoulli_(0.3)
+        layer.weight.data.add_(torch.rand_like(layer.weight))
+        layer.bias.data.copy_(torch.randn(400, device=layer.bias.device))
+    return model
+
+
+def changed_after() -> nn.Sequential:
+    model = nn.Sequential(*[nn.Linear(300, 400) for _ in range(4)]).to(torch.bfloat16)
+    nn.init.normal_(model[0].weight)
+    model[1].weight = nn.Parameter(torch.randn(400, 300))
+    model[2].weight.data = torch.randn(400, 300)
+    model[3].weight.data.div_(model[3].weight.norm())
+    return model
+
+
+def parametrized() -> nn.Sequential:
+    return nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+        nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+        nn.Linear(8, 8),
+    )
+
+
+def late() -> list[nn.Module]:
+    return [Late(300), Late(301)]
+
+
+MODELS: list[Build] = [
+    linears,
+    tail_sizes,
+    transformer,
+    images,
+    recurrent,
+    encoder,
+    copies,
+    initialised,
+    truncated,
+    initialised_again,
+    other_draws,
+    changed_after,
+    parametrized,
+    late,
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _tensors(layer: nn.Module) -> dict[str, Tensor]:
+    plain = {name: value for name, value in vars(layer).items() if isinstance(value, Tensor)}
+    return {**dict(layer.named_parameters()), **dict(layer.named_buffers()), **plain}
+
+
+def _is_same(one: nn.Module, other: nn.Module) -> bool:
+    expected, found = _tensors(one), _tensors(other)
+    return list(expected) == list(found) and all(
+        each.dtype == found[name].dtype and torch.equal(each, found[name]) for name, each in expected.items()
+    )
+
+
+@pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
+def test_every_range_has_the_bits_of_the_plain_build(build: Build) -> None:
+    plain = whole(build, SEED)
+    state = torch.get_rng_state()
+    for first in range(len(plain)):
+        for end in range(first + 1, len(plain) + 1):
+            torch.manual_seed(99)
+            built = build_range(build, SEED, first, end)
+            assert torch.equal(torch.get_rng_state(), state), (first, end)
+            assert [name for name, _ in built] == [name for name, _ in plain[first:end]]
+            for (name, expected), (_, found) in zip(plain[first:end], built, strict=True):
+                assert _is_same(expected, found), (first, end, name)
+                assert not any("_pipesvc" in key for each in found.parameters() for key in vars(each))
+
+
+@pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
+def test_layers_of_other_stages_have_no_values(build: Build) -> None:
+    layers = build_layers(build, SEED, [1])
+    for index, (_, layer) in enumerate(layers):
+        assert {each.is_meta for each in [*layer.parameters(), *layer.buffers()]} <= {index != 1}
+
+
+def test_ranges_of_one_worker_need_not_touch() -> None:
+    plain, built = whole(linears, SEED), build_layers(linears, SEED, [0, 3])
+    assert [_is_same(one, other) for (_, one), (_, other) in zip(plain, built, strict=True)] == [True, True, False, True]
+
+
+def test_parameter_shared_within_a_stage_stays_one_object() -> None:
+    def tied() -> list[nn.Module]:
+        table, head = nn.Embedding(10, 4), nn.Linear(4, 10)
+        head.weight = table.weight
+        return [table, head, nn.Linear(10, 10)]
+
+    (_, table), (_, head) = build_range(tied, SEED, 0, 2)
+    assert table.weight is head.weight
+    assert _is_same(whole(tied, SEED)[0][1], table)
+
+
+def test_built_layers_train() -> None:
+    (_, lstm), _ = build_range(recurrent, SEED, 1, 3)
+    output, _ = lstm(torch.randn(5, 2, 8))
+    output.sum().backward()
+    assert all(each.grad is not None for each in lstm.parameters())
+
+
+def test_inspection_tells_names_types_and_bytes_and_moves_no_generator() -> None:
+    torch.manual_seed(3)
+    state, python = torch.get_rng_state(), random.getstate()
+    assert inspect_layers(images)[:2] == [
+        LayerInfo(name="0", type="Conv2d", parameter_bytes=4 * (4 * 9 + 4)),
+        LayerInfo(name="1", type="BatchNorm2d", parameter_bytes=4 * 8, buffer_bytes=4 * 8 + 8),
+    ]
+    assert inspect_layers(images) == inspect_layers(images, is_whole=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == python
+
+
+def test_user_generator_is_where_the_plain_build_leaves_it() -> None:
+    generator = torch.Generator()
+
+    def build() -> nn.Sequential:
+        model = nn.Sequential(nn.Linear(300, 400), nn.Linear(3, 3))
+        for layer in model:
+            nn.init.uniform_(layer.weight, generator=generator)
+        layer.bias.data.copy_(torch.randn(3, generator=generator))
+        return model
+
+    generator.manual_seed(5)
+    plain, state = whole(build, SEED), generator.get_state()
+    generator.manual_seed(5)
+    inspect_layers(build)
+    built = build_range(build, SEED, 1, 2)
+    assert torch.equal(generator.get_state(), state)
+    assert _is_same(plain[1][1], built[0][1])
