@@ -124,12 +124,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("char_lm"), help="folder for the weights")
     arguments = parser.parse_args()
 
-    client = (
-        pipesvc.connect(arguments.coordinator)
-        if arguments.coordinator
-        else pipesvc.LocalCluster(num_workers=arguments.workers)
-    )
-    with client:
+    address = arguments.coordinator
+    with pipesvc.connect(address) if address else pipesvc.LocalCluster(num_workers=arguments.workers) as client:
         run = client.submit(make_job(arguments.steps))
         follow(run)
         losses = run.losses()

@@ -63,10 +63,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     arguments = parser.parse_args()
 
-    client = (
-        pipesvc.connect(arguments.coordinator) if arguments.coordinator else pipesvc.LocalCluster(num_workers=3)
-    )
-    with client:
+    address = arguments.coordinator
+    with pipesvc.connect(address) if address else pipesvc.LocalCluster(num_workers=3) as client:
         run = client.submit(make_job(arguments.epochs))
         follow(run)
         weights = run.state_dict()

@@ -74,10 +74,8 @@ def main() -> None:
     job = make_job(
         has_labels=not arguments.no_labels, allow_cpu_for_gpu=arguments.cpu_for_gpu, epochs=arguments.epochs
     )
-    client = (
-        pipesvc.connect(arguments.coordinator) if arguments.coordinator else pipesvc.LocalCluster(num_workers=2)
-    )
-    with client:
+    address = arguments.coordinator
+    with pipesvc.connect(address) if address else pipesvc.LocalCluster(num_workers=2) as client:
         run = client.submit(job)
         follow(run)
         losses = run.losses()

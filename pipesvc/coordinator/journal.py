@@ -213,9 +213,8 @@ def _run(connection: sqlite3.Connection, sql: str, values: tuple[object, ...]) -
 def _stored_runs(connection: sqlite3.Connection) -> list[StoredRun]:
     """All runs in order of submission. Steps are counted anew: a snapshot is only as new as the last change of state."""
     stored = []
-    for run_id, snapshot, job in connection.execute(
-        "SELECT run_id, snapshot, job FROM runs ORDER BY position"
-    ).fetchall():
+    rows = connection.execute("SELECT run_id, snapshot, job FROM runs ORDER BY position").fetchall()
+    for run_id, snapshot, job in rows:
         run = run_pb2.Run.FromString(snapshot)
         steps = connection.execute("SELECT coalesce(max(step), 0) FROM steps WHERE run_id = ?", (run_id,)).fetchone()
         run.num_committed_steps = steps[0]

@@ -232,11 +232,17 @@ class RunMachine:
             if record.phase is Phase.INSPECTING and record.num_inspections < MAX_INSPECTIONS:
                 self._enter(Phase.WANTING_INSPECTOR, turn.now_s, record.job.worker_wait_s)
             elif record.phase is Phase.INSPECTING:
-                self.fail(turn, lost(loss, record.ledger.committed + 1 if record.ledger is not None else None))
+                self.fail(turn, lost(loss, self._step))
         elif record.crew.get(member.name) == member.incarnation:
             del record.crew[member.name]
-            self.fail(turn, lost(loss, record.ledger.committed + 1 if record.ledger is not None else None))
+            self.fail(turn, lost(loss, self._step))
         self._stopped(turn, member.name)
+
+    @property
+    def _step(self) -> int | None:
+        """The step that the run is in."""
+        is_running = self.record.phase is Phase.RUNNING and self.record.ledger is not None
+        return self.record.ledger.committed + 1 if is_running and self.record.ledger is not None else None
 
     def fail(self, turn: Turn, error: types_pb2.ErrorReport) -> None:
         """A failure of the run. The first real one wins over echoes of it that came earlier."""

@@ -84,8 +84,13 @@ def _on_shapes(build: Build, large_bytes: int | None) -> FirstPass:
 
 def _run(build: Build, registry: Registry, operators: Operators, *, does_draw: bool) -> list[NamedLayer]:
     with unreadable_reads() as reads:
-        with registry.active(), trunc_normal.replaced(does_draw=does_draw), operators, Faces():
-            model = build()
+        try:
+            with registry.active(), trunc_normal.replaced(does_draw=does_draw), operators, Faces():
+                model = build()
+        except Exception as error:
+            if reads and error is not reads[0]:
+                raise reads[0] from error
+            raise
         if reads:  # caught by the code that asked: what it did instead is not what the plain build does
             raise reads[0]
     return layers_of(model)

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pipesvc.errors import ErrorCode, PipesvcError
 
@@ -36,7 +37,8 @@ class UnreadableError(PipesvcError):
 
 def is_ghost(value: object) -> bool:
     """Asks the storage, since `Tensor.device` of a ghost says "cpu" while building (see `modes.Faces`)."""
-    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+    untyped: Any = value  # torch annotates the argument of is_lazy as if it were always lazy
+    if not isinstance(value, Tensor) or is_lazy(untyped) or value.layout is not torch.strided:
         return False
     return value.untyped_storage().device == META
 

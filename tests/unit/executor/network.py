@@ -30,6 +30,8 @@ Layers = Sequence[nn.Module]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 # One mini-batch: the micro-batches' inputs, their labels (None: the job has none), their weights.
 Batch = tuple[list[Any], list[Any] | None, list[float]]
+# Losses, and the state by name.
+PlainRun = tuple[list[float], dict[str, Tensor]]
 
 
 def is_tensor(value: object) -> bool:
@@ -173,6 +175,7 @@ class Cluster:
         self.setup = setup
         self.has_labels = has_labels
         self.network = Network(window=setup.window)
+        self.losses: list[float] = []
         self.stages: dict[int, Stage] = {}
         self.runtimes: dict[str, Runtime] = {}
         layers = built(setup.make_layers)
@@ -235,7 +238,8 @@ class Cluster:
         assert done == wanted, [each.awaiting for each in self.reported("progress") if each.awaiting][-4:]
         last = self.setup.num_stages - 1
         assert {each.stage for each in applied if each.HasField("loss")} == {last}
-        return [each.loss for each in sorted(applied, key=lambda each: each.step) if each.stage == last]
+        self.losses = [each.loss for each in sorted(applied, key=lambda each: each.step) if each.stage == last]
+        return self.losses
 
     def state(self) -> dict[str, Tensor]:
         return {name: value for stage in self.stages.values() for name, value in stage.state_dict().items()}
@@ -244,7 +248,7 @@ class Cluster:
         self.network.close()
 
 
-def train_plain(setup: Setup, batches: Sequence[Batch]) -> tuple[list[float], dict[str, Tensor]]:
+def train_plain(setup: Setup, batches: Sequence[Batch]) -> PlainRun:
     """What one process without pipesvc does: losses, and the state by name."""
     layers = built(setup.make_layers)
     model = nn.Sequential(*layers)
@@ -257,7 +261,7 @@ def train_plain(setup: Setup, batches: Sequence[Batch]) -> tuple[list[float], di
         for index, share in enumerate(split.shares(weights)):
             value = copied(inputs[index])
             for number, layer in enumerate(layers):
-                torch.manual_seed(seeds.derive(SEED, "forward", step, index, number))
+                torch.default_generator.manual_seed(seeds.derive(SEED, "forward", step, index, number))
                 value = layer(value)
             if setup.loss is not None:
                 value = setup.loss(value) if labels is None else setup.loss(value, labels[index])
@@ -270,19 +274,28 @@ def train_plain(setup: Setup, batches: Sequence[Batch]) -> tuple[list[float], di
     return losses, dict(model.state_dict())
 
 
-def train_both(setup: Setup, batches: Sequence[Batch]) -> Cluster:
-    """Trains on the network and in one process, and insists on the same bits; gives the closed cluster."""
-    has_labels = batches[0][1] is not None
-    cluster = Cluster(setup, has_labels=has_labels)
+def train(setup: Setup, batches: Sequence[Batch]) -> Cluster:
+    """All steps on the network; gives the closed cluster, with its losses."""
+    cluster = Cluster(setup, has_labels=batches[0][1] is not None)
     try:
-        losses = cluster.train(batches)
+        cluster.train(batches)
     finally:
         cluster.close()
-    plain_losses, plain_state = train_plain(setup, batches)
-    assert losses == plain_losses
-    assert_equal_states(cluster.state(), plain_state)
     assert all(stage.num_live == 0 for stage in cluster.stages.values())
     return cluster
+
+
+def train_both(setup: Setup, batches: Sequence[Batch]) -> Cluster:
+    """Trains on the network and in one process, and insists on the same bits; gives the closed cluster."""
+    cluster = train(setup, batches)
+    assert_equal_to(cluster, train_plain(setup, batches))
+    return cluster
+
+
+def assert_equal_to(cluster: Cluster, plain: PlainRun) -> None:
+    losses, state = plain
+    assert cluster.losses == losses
+    assert_equal_states(cluster.state(), state)
 
 
 def assert_equal_states(state: Mapping[str, Tensor], plain: Mapping[str, Tensor]) -> None:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tests.unit.executor.network import Batch, Setup, batch_of, train_both, train_plain
+from tests.unit.executor.network import (
+    Batch,
+    PlainRun,
+    Setup,
+    assert_equal_to,
+    batch_of,
+    train,
+    train_both,
+    train_plain,
+)
 
 NUM_STEPS = 10
 OPTIMIZERS = {
@@ -34,6 +44,14 @@ def make_batches(num_micro_batches: int, num_rows: int = 8, num_steps: int = NUM
     return batches
 
 
+@cache
+def plain_run(num_micro_batches: int, optimizer: str, clip_norm: float) -> PlainRun:
+    setup = Setup(
+        make_layers=make_layers, loss=cross_entropy, make_optimizer=OPTIMIZERS[optimizer], clip_norm=clip_norm
+    )
+    return train_plain(setup, make_batches(num_micro_batches))
+
+
 @pytest.mark.parametrize("clip_norm", [0.0, 0.1])
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 @pytest.mark.parametrize("schedule", ["naive", "GPipe", "1F1B"])
@@ -50,7 +68,7 @@ def test_n26_n28_same_bits_as_one_process(
         schedule=schedule,
         clip_norm=clip_norm,
     )
-    train_both(setup, make_batches(num_micro_batches))
+    assert_equal_to(train(setup, make_batches(num_micro_batches)), plain_run(num_micro_batches, optimizer, clip_norm))
 
 
 def test_n26_clipping_is_active() -> None:
@@ -156,6 +174,13 @@ def test_p05_stage_without_parameters() -> None:
     setup = Setup(make_layers=make_layers, cuts=(1, 2, 4, 5), loss=cross_entropy, clip_norm=0.1)
     cluster = train_both(setup, make_batches(2))
     assert cluster.stages[1].trainable == []
+
+
+def test_n22_default_generator_draws_as_after_torch_manual_seed() -> None:
+    torch.manual_seed(2**62 + 5)
+    drawn = torch.rand(7)
+    torch.default_generator.manual_seed(2**62 + 5)
+    assert torch.equal(torch.rand(7), drawn)
 
 
 def dropout_layers() -> list[nn.Module]:
