@@ -32,7 +32,7 @@ types: $(STAMP)
 	$(BIN)/mypy pipesvc tests tools examples
 
 floors: $(STAMP)
-	$(BIN)/lint-imports --no-timings
+	$(BIN)/lint-imports
 
 lengths: $(STAMP)
 	$(BIN)/python tools/lengths.py

@@ -22,7 +22,7 @@ import pipesvc
 from pipesvc.client.progress import follow
 
 NUM_IDS = 128
-NUM_SAMPLES = 4096
+NUM_SAMPLES = 2048
 
 
 def build_model() -> nn.Sequential:
@@ -48,7 +48,7 @@ def mean_of_outputs(outputs: Tensor) -> Tensor:
     return outputs.mean()
 
 
-def make_job(*, has_labels: bool = True, allow_cpu_for_gpu: bool = False, epochs: int = 4) -> pipesvc.Job:
+def make_job(*, has_labels: bool = True, allow_cpu_for_gpu: bool = False, epochs: int = 2) -> pipesvc.Job:
     return pipesvc.Job(
         name="embedding_fc",
         model=build_model,
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--coordinator", help="HOST:PORT; without it a cluster of this machine is started")
     parser.add_argument("--cpu-for-gpu", action="store_true", help="a CPU worker may take the place of the GPU")
     parser.add_argument("--no-labels", action="store_true", help="train on the mean of the outputs")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=2)
     arguments = parser.parse_args()
 
     job = make_job(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn, TextIO
 
 import typer
 
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.errors import PipesvcError
 
 if TYPE_CHECKING:
     from pipesvc.client.connection import Client
@@ -159,7 +159,7 @@ def logs(
         run = client.attach(run_id)
         for line in run.logs(follow=follow):
             stream = sys.stderr if line.is_stderr else sys.stdout
-            print(f"[{line.worker} {line.role}] {line.text}", file=stream, flush=True)
+            print(f"[{line.worker} {line.role}] {line.line}", file=stream, flush=True)
         if text := traceback_text(run.info()):
             print(text, file=sys.stderr)
 
@@ -209,6 +209,7 @@ def _connect(address: str, token_file: Path | None) -> Client:
 
 def _follow(run: Run) -> None:
     from pipesvc.client.progress import follow
+    from pipesvc.client.run import cancelled
 
     try:
         state = follow(run)
@@ -216,7 +217,7 @@ def _follow(run: Run) -> None:
         print(f"\nThe run goes on: pipesvc watch {run.run_id}", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
     if state == "CANCELLED":
-        raise PipesvcError(ErrorCode.RUN_CANCELLED, f"run {run.run_id} was cancelled")
+        raise cancelled(run.run_id)
 
 
 def _show_warning(

@@ -17,7 +17,7 @@ from pipesvc.errors import ErrorCode, PipesvcError
 def batches(source: StreamSource) -> Iterator[Any]:
     """Each batch as the tree that travels: (inputs, labels), or inputs alone without labels."""
     if source.yields == "batch":
-        yield from (_checked(item, source) for item in source.source)
+        yield from (_owned(_checked(item, source)) for item in source.source)
         return
     for samples in _lists(source):
         if source.drop_last and source.batch_size is not None and len(samples) < source.batch_size:
@@ -45,6 +45,20 @@ def _checked(item: Any, source: StreamSource) -> Any:
             advice="Yield pairs, or set labels=False",
         )
     return tuple(item)
+
+
+def _owned(tree: Any) -> Any:
+    """Copies, with arrays as tensors: the source may fill the same buffers again before they are sent."""
+    import numpy as np
+    import torch
+
+    if isinstance(tree, torch.Tensor | np.ndarray):
+        return torch.as_tensor(tree).detach().clone()
+    if type(tree) in (list, tuple):
+        return type(tree)(_owned(item) for item in tree)
+    if isinstance(tree, dict):
+        return {key: _owned(item) for key, item in tree.items()}
+    return tree
 
 
 def _stacked(samples: Sequence[Any]) -> Any:

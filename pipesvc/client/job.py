@@ -11,14 +11,13 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Literal
+from typing import Any
 
 from pipesvc.client.calls import Call, Optimizer, as_call, check_function, refuse
 from pipesvc.core.schedules import SCHEDULE_NAMES, check_counts
 
 __all__ = ["Call", "DataSource", "Job", "Optimizer", "Strategy", "StreamSource"]
 
-Yields = Literal["sample", "sample_list", "batch"]
 _YIELDS = ("sample", "sample_list", "batch")
 
 
@@ -44,8 +43,8 @@ class _Source:
     """Batches read ahead, at most."""
     double_buffer: bool = True
     """False: a batch is read only when the one before has trained. It changes no number."""
-    yields: Yields = "sample"
-    """What one item is: one sample, a list of samples that makes a batch, or a whole batch."""
+    yields: str = "sample"
+    """What one item is: one "sample", a "sample_list" that makes a batch, or a whole "batch"."""
     drop_last: bool = False
     """Leave out the last batch when it is short."""
     labels: bool = True

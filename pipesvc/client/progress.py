@@ -112,7 +112,7 @@ class _Lines:
         self._shown_at = float("-inf")
 
     def state(self, run: run_pb2.Run) -> None:
-        self._num_steps = run.num_steps
+        self._num_steps = run.num_steps or self._num_steps
         text = state_name(run.state)
         if run.state in (run_pb2.RUN_STATE_WAITING, run_pb2.RUN_STATE_QUEUED) and run.awaited:
             text += f": {waiting_text(run)}"
@@ -155,7 +155,7 @@ class _Bar:
         self._progress.start()
 
     def state(self, run: run_pb2.Run) -> None:
-        self._num_steps = run.num_steps
+        self._num_steps = run.num_steps or self._num_steps
         total = run.num_steps or None
         if run.state == run_pb2.RUN_STATE_RUNNING:
             self._progress.update(self._task, total=total)

@@ -18,13 +18,14 @@ from pipesvc.client.watching import ENDED, NO_STEP, Step, failure_of, state_name
 from pipesvc.core.plan import Plan
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import local_pb2, run_pb2, types_pb2
+from pipesvc.wire.links import Link
 
 if TYPE_CHECKING:
     import torch
 
     from pipesvc.client.stream import BatchStream
 
-__all__ = ["LinkBytes", "LogLine", "Run", "Step"]
+__all__ = ["LogLine", "Run", "Step"]
 
 # Seconds. A cancelled run still commits what was issued and stores its weights; the coordinator bounds that at 30.
 _CANCEL_S: Final = 60.0
@@ -38,19 +39,7 @@ class LogLine:
     role: str
     """ "executor", "feeder" or "inspector"."""
     is_stderr: bool
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinkBytes:
-    """What one link has carried since the run began, counted by its sender."""
-
-    link: str
-    """As in "0>1/activation"."""
-    worker: str
-    tensor_bytes: int
-    wire_bytes: int
-    num_frames: int
+    line: str
 
 
 class Run:
@@ -98,11 +87,14 @@ class Run:
         with closing(self.events(from_step)) as events:
             yield from (event for event in events if isinstance(event, Step))
 
-    def wait(self) -> str:
-        """Block until the run has ended; COMPLETED or CANCELLED. Raises what failed it."""
+    def wait(self) -> None:
+        """Block until the run is completed; raises what failed it, and RUN_CANCELLED if it was cancelled."""
+        state = run_pb2.RUN_STATE_UNSPECIFIED
         with closing(self.events(from_step=NO_STEP)) as events:
-            states = [state_name(event.state) for event in events if isinstance(event, run_pb2.Run)]
-        return states[-1]
+            for event in events:
+                state = event.state if isinstance(event, run_pb2.Run) else state
+        if state == run_pb2.RUN_STATE_CANCELLED:
+            raise cancelled(self.run_id)
 
     def losses(self) -> list[float]:
         """The losses of the steps committed so far, first to last."""
@@ -155,7 +147,7 @@ class Run:
         with closing(self._transport.stream(self._transport.stub.ReadLogs, request)) as lines:
             for line in lines:
                 role = types_pb2.Role.Name(line.role).removeprefix("ROLE_").lower()
-                yield LogLine(worker=line.worker, role=role, is_stderr=line.is_stderr, text=line.line)
+                yield LogLine(worker=line.worker, role=role, is_stderr=line.is_stderr, line=line.line)
 
     def trace(self) -> list[dict[str, Any]]:
         """What each stage did when, and what it waited for: one dict per action, times in nanoseconds since 1970."""
@@ -163,20 +155,27 @@ class Run:
         with closing(self._transport.stream(self._transport.stub.ReadTrace, request)) as parts:
             return [_trace_dict(event) for part in parts for event in part.events]
 
-    def links(self) -> list[LinkBytes]:
-        """Bytes and frames of each link."""
-        from pipesvc.wire.links import Link
-
+    def links(self) -> list[dict[str, Any]]:
+        """What each link ("0>1/activation") has carried since the run began, counted by its sender."""
         return [
-            LinkBytes(
-                link=str(Link.from_message(total.link)),
-                worker=total.worker,
-                tensor_bytes=total.tensor_bytes,
-                wire_bytes=total.wire_bytes,
-                num_frames=total.num_frames,
-            )
+            {
+                "link": str(Link.from_message(total.link)),
+                "worker": total.worker,
+                "tensor_bytes": total.tensor_bytes,
+                "wire_bytes": total.wire_bytes,
+                "num_frames": total.num_frames,
+            }
             for total in self.info().links
         ]
+
+    def stage_steps(self) -> list[int]:
+        """Steps that each stage has applied, in stage order."""
+        return list(self.info().stage_steps)
+
+    def parameters(self) -> dict[str, dict[str, int]]:
+        """Parameters that each worker holds, with their bytes, as its executor reported them."""
+        held = self.info().parameters
+        return {worker: {p.name: p.num_bytes for p in held[worker].parameters} for worker in held}
 
     def plan(self) -> Plan:
         """Which layers are on which worker."""
@@ -206,14 +205,19 @@ class Run:
         return state_name(info.state)
 
 
+def cancelled(run_id: str) -> PipesvcError:
+    """What a run that was cancelled raises where its completion was expected."""
+    return PipesvcError(ErrorCode.RUN_CANCELLED, "the run was cancelled", where=Where(run_id=run_id))
+
+
 def _trace_dict(event: local_pb2.TraceEvent) -> dict[str, Any]:
     return {
         "step": event.step,
         "stage": event.stage,
         "micro_batch": event.micro_batch,
         "action": event.action,
-        "start_ns": event.start_unix_ns,
-        "end_ns": event.end_unix_ns,
+        "start_unix_ns": event.start_unix_ns,
+        "end_unix_ns": event.end_unix_ns,
         "awaited": event.awaited,
         "awaited_ns": event.awaited_ns,
         "worker": event.worker,

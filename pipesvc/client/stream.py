@@ -9,6 +9,7 @@ methods here, where the user can see it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 import traceback
@@ -110,20 +111,19 @@ class BatchStream:
         )
 
         def from_reader(function: Callable[..., None], *args: Any) -> None:
-            loop.call_soon_threadsafe(function, *args)
+            with contextlib.suppress(RuntimeError):  # the loop may be closed: then nobody wants to know any more
+                loop.call_soon_threadsafe(function, *args)
 
-        def send(step: int, tree: object, on_acknowledged: Callable[[], None]) -> None:
-            try:
-                _send(sender, step, tree, on_acknowledged)
-            except PipesvcError as error:
-                finish(error)
+        def send(parcel: list[OutgoingTensor]) -> None:
+            for tensor in parcel:
+                sender.send(tensor)
 
         def read() -> None:
-            num_batches = self._read(lambda step, tree: from_reader(send, step, tree, self._permits.release))
+            num_batches = self._read(lambda step, tree: from_reader(send, _parcel(step, tree, self._permits.release)))
             if num_batches is None:
                 from_reader(finish)
             else:
-                from_reader(send, num_batches + 1, {"end": True}, finish)
+                from_reader(send, _parcel(num_batches + 1, {"end": True}, finish))
 
         self._reader = threading.Thread(target=read, name=f"pipesvc-read-{self._run_id}", daemon=True)
         self._reader.start()
@@ -186,7 +186,7 @@ class BatchStream:
 
 def _failure_of_source(error: Exception, run_id: str, batch_number: int) -> PipesvcError:
     if isinstance(error, PipesvcError):
-        return error
+        return error.at(Where(run_id=run_id))
     failure = PipesvcError(
         ErrorCode.DATA_SOURCE_FAILED,
         f"{type(error).__name__}: {error} while the streamed source made batch {batch_number}",
@@ -198,52 +198,36 @@ def _failure_of_source(error: Exception, run_id: str, batch_number: int) -> Pipe
     return failure
 
 
-def _send(sender: LinkSender, step: int, tree: object, on_acknowledged: Callable[[], None]) -> None:
+def _parcel(step: int, tree: object, on_acknowledged: Callable[[], None]) -> list[OutgoingTensor]:
+    """The tensors of a batch as they go; a batch without any is one empty tensor, 0 of 0."""
     import torch
 
     from pipesvc.wire.tensors import element_type_of, tensor_bytes
 
-    structure, leaves = flatten(_with_tensors(tree), lambda value: isinstance(value, torch.Tensor))
-    if not leaves:
-        sender.send(_outgoing(step, 0, 0, memoryview(b""), on_acknowledged, structure=structure))
-    for index, tensor in enumerate(leaves):
-        outgoing = _outgoing(
-            step,
-            index,
-            len(leaves),
-            tensor_bytes(tensor),
-            on_acknowledged if index == len(leaves) - 1 else _nothing,
-            structure=structure if index == 0 else "",
-        )
-        sender.send(replace(outgoing, element_type=element_type_of(tensor), shape=tuple(tensor.shape)))
-
-
-def _outgoing(
-    step: int, value: int, num_values: int, view: memoryview, on_acknowledged: Callable[[], None], *, structure: str
-) -> OutgoingTensor:
-    return OutgoingTensor(
+    structure, leaves = flatten(tree, lambda value: isinstance(value, torch.Tensor))
+    empty = OutgoingTensor(
         step=step,
         micro_batch=0,
-        value=value,
-        num_values=num_values,
-        view=view,
+        value=0,
+        num_values=0,
+        view=memoryview(b""),
         on_acknowledged=on_acknowledged,
         structure=structure,
     )
-
-
-def _with_tensors(tree: Any) -> Any:
-    """numpy arrays as tensors; the rest as it is."""
-    import numpy as np
-    import torch
-
-    if isinstance(tree, np.ndarray):
-        return torch.from_numpy(tree)
-    if type(tree) in (list, tuple):
-        return type(tree)(_with_tensors(item) for item in tree)
-    if isinstance(tree, dict):
-        return {key: _with_tensors(item) for key, item in tree.items()}
-    return tree
+    parcel = [
+        replace(
+            empty,
+            value=index,
+            num_values=len(leaves),
+            view=tensor_bytes(tensor),
+            on_acknowledged=on_acknowledged if index == len(leaves) - 1 else _nothing,
+            structure=structure if index == 0 else "",
+            element_type=element_type_of(tensor),
+            shape=tuple(tensor.shape),
+        )
+        for index, tensor in enumerate(leaves)
+    ]
+    return parcel or [empty]
 
 
 def _nothing() -> None:

@@ -79,10 +79,11 @@ async def _hub(state_dir: Path) -> AsyncIterator[Hub]:
         term, stored = journal.open()
         try:
             inheritance = sort_out(stored, time.time_ns())
-            hub = Hub(Machine(term=term, ended=[(item.run, item.job) for item in inheritance.ended]), journal, store)
             for item in inheritance.interrupted:
+                item.run.has_weights = store.has_weights(item.run.run_id)
                 journal.update_run(item.run)
                 store.end_run(item.run.run_id)
+            hub = Hub(Machine(term=term, ended=[(item.run, item.job) for item in inheritance.ended]), journal, store)
             for item in inheritance.queued:
                 hub.queue(item.run.run_id, item.job, item.run.submitted_unix_ns / 1e9)
             hub.start()

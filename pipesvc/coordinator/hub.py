@@ -101,11 +101,13 @@ class Hub:
         """Take a worker in; raises the refusal."""
         self._num_sessions += 1
         number, incarnation = self._num_sessions, registration.incarnation
+        # Made first, for what the machine says at once; that of a refused worker goes with the next tick.
+        outbox = self._outboxes.setdefault(incarnation, Outbox())
         self.tell(events.WorkerAttached(session=number, registration=registration))
         for earlier in list(self._sessions.values()):
             if earlier.incarnation == incarnation:
                 earlier.end(failure(ErrorCode.COORDINATOR_LOST, "the worker has come back on another stream"))
-        session = Session(number, incarnation, self._outboxes.setdefault(incarnation, Outbox()))
+        session = Session(number, incarnation, outbox)
         self._sessions[number] = session
         return session
 

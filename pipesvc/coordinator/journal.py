@@ -211,7 +211,7 @@ def _run(connection: sqlite3.Connection, sql: str, values: tuple[object, ...]) -
 
 
 def _stored_runs(connection: sqlite3.Connection) -> list[StoredRun]:
-    """All runs in order of submission. Steps are counted anew: a snapshot is only as new as the last change of state."""
+    """All runs in order of submission. Steps are counted anew: a snapshot is as old as the last change of state."""
     stored = []
     rows = connection.execute("SELECT run_id, snapshot, job FROM runs ORDER BY position").fetchall()
     for run_id, snapshot, job in rows:

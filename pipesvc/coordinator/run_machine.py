@@ -106,7 +106,7 @@ class RunMachine:
         made = RecordPlan(
             run_id=record.run_id,
             digest=plan.digest,
-            plan_json=plan.to_json(),
+            plan_json=record.plan_json,
             made_unix_ns=int(turn.now_s * 1e9),
         )
         turn.commands.append(made)
@@ -124,9 +124,9 @@ class RunMachine:
             return False
         record.is_changed = True
         if isinstance(plan, MissingWorkers):
-            record.plan, record.missing_text, record.plan_warnings = None, plan.text, ()
+            record.plan, record.plan_json, record.missing_text, record.plan_warnings = None, "", plan.text, ()
         else:
-            record.plan, record.missing_text = plan, ""
+            record.plan, record.plan_json, record.missing_text = plan, plan.to_json(), ""
             record.plan_warnings = plan_warnings(record.job, plan, members)
         return True
 
@@ -307,6 +307,9 @@ class RunMachine:
         """An echo becomes the run's failure when no better one came, and no worker is suspected to be the cause."""
         record = self.record
         if record.echo is None or record.phase in _ENDING:
+            return
+        if record.phase is Phase.SAVING and saves.is_final_whole(record):
+            record.echo = None
             return
         waited_s = turn.now_s - record.echo_since_s
         is_open = waited_s < BEAT_TIMEOUT_S and any(turn.fleet.is_suspect(name, turn.now_s) for name in record.crew)

@@ -89,6 +89,7 @@ class RunRecord:
     layers: tuple[LayerInfo, ...] = ()
     missing_text: str = ""
     plan: Plan | None = None
+    plan_json: str = ""
     planned_generation: int = -1
 
     unready: set[Child] = field(default_factory=set)

@@ -80,7 +80,7 @@ class Turn:
             term=record.term,
             role=role,
             job=record.job,
-            plan_json="" if role == types_pb2.ROLE_INSPECTOR or record.plan is None else record.plan.to_json(),
+            plan_json="" if role == types_pb2.ROLE_INSPECTOR else record.plan_json,
             worker=worker,
             host=self._registration(worker).host,
             num_threads=num_threads,

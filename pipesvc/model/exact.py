@@ -12,7 +12,7 @@ from torch import nn
 
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model import trunc_normal
-from pipesvc.model.ghosts import META, UnreadableError, ghost_of, is_ghost, tensors_in, unreadable_reads
+from pipesvc.model.ghosts import UnreadableError, ghost_of, is_ghost, shape_of, tensors_in, unreadable_reads
 from pipesvc.model.modes import LARGE_BYTES, Faces, Operators
 from pipesvc.model.random_state import same_random_state_after
 from pipesvc.model.registry import Registry, number_of, unmark
@@ -161,4 +161,4 @@ def _empty(module: nn.Module) -> None:
             unmark(module._parameters[name])  # type: ignore[arg-type]
     for name, buffer in module._buffers.items():
         if buffer is not None and not is_ghost(buffer):
-            module._buffers[name] = torch.empty_like(buffer, device=META)
+            module._buffers[name] = shape_of(buffer)

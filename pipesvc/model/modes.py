@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipesvc.errors import PipesvcError
-from pipesvc.model.ghosts import CPU, META, is_ghost, tensors_in, unreadable
+from pipesvc.model.ghosts import CPU, META, is_ghost, shape_of, tensors_in, unreadable
 from pipesvc.model.scratch import Draw, advance, block_elements, undrawable
 
 LARGE_BYTES: Final = 1 << 20
@@ -207,7 +207,7 @@ def _on_shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not all(is_ghost(each) for each in _written(func, args, kwargs)):
         raise unreadable(f"`{func._schema.name.removeprefix('aten::')}`")
     if func in _SCALINGS and is_ghost(args[0]) and args[0].is_floating_point() and isinstance(args[1], int | float):
-        return torch.empty_like(args[0])
+        return shape_of(args[0])
     if kwargs.get("device") == CPU:
         kwargs = {**kwargs, "device": META}
     try:
@@ -224,7 +224,7 @@ def _on_shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _ghostly(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value if is_ghost(value) else torch.empty_like(value, device=META)
+        return value if is_ghost(value) else shape_of(value)
     if isinstance(value, list | tuple):
         return type(value)(_ghostly(each) for each in value)
     if isinstance(value, dict):

@@ -52,6 +52,9 @@ class Registry:
         deep_copy = parameter_class.__deepcopy__
 
         def copied(parameter: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
+            if threading.get_ident() != self._thread:
+                another: nn.Parameter = deep_copy(parameter, memo)
+                return another
             if id(parameter) not in memo:
                 memo[id(parameter)] = self._copy(parameter, lambda: deep_copy(parameter, memo))
             known: nn.Parameter = memo[id(parameter)]

@@ -114,7 +114,8 @@ class Runtime:
             self._note_waiting("the next step from the coordinator")
         else:
             live = {index: stage.num_live for index, stage in self._stages.items()}
-            chosen = choice.choose(step.pending, self._is_ready, live, step.bounds)
+            ahead = schedules.look_ahead(self._settings.schedule, len(self._stages))
+            chosen = choice.choose(step.pending, self._is_ready, live, step.bounds, ahead)
             if chosen is not None:
                 self._perform_located(step, step.pending.pop(chosen))
                 return True

@@ -159,8 +159,8 @@ class Stage:
         return state
 
     def _seed(self, seed: int) -> None:
-        """The draws of `torch.manual_seed`, which takes 1 ms where CUDA is not in use: it formats a stack trace and keeps
-        it, for a later seeding of GPUs."""
+        """The draws of `torch.manual_seed`, which takes 1 ms where CUDA is not in use: it formats a stack trace and
+        keeps it, for a later seeding of GPUs."""
         torch.default_generator.manual_seed(seed)
         if self.spec.device.type == "cuda":
             with torch.cuda.device(self.spec.device):

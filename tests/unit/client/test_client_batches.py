@@ -39,8 +39,16 @@ def test_trees_arrays_and_numbers_are_stacked() -> None:
 def test_sample_lists_and_batches() -> None:
     [inputs] = _all([[torch.zeros(2), torch.ones(2)]], batch_size=2, yields="sample_list", labels=False)
     assert inputs.tolist() == [[0, 0], [1, 1]]
-    batch = (torch.zeros(4, 2), torch.zeros(4))
-    assert _all([list(batch)], yields="batch") == [batch]
+
+
+def test_whole_batches_are_copied_because_the_source_may_use_its_buffers_again() -> None:
+    buffer, array = torch.zeros(4, 2), np.zeros(4)
+    [(inputs, labels)] = _all([[{"x": buffer, "n": 3}, array]], yields="batch")
+    buffer.fill_(1)
+    array.fill(1)
+    assert inputs["x"].sum() == 0
+    assert inputs["n"] == 3
+    assert labels.sum() == 0
 
 
 @pytest.mark.parametrize(

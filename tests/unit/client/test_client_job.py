@@ -76,7 +76,7 @@ def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
         (lambda: DataSource([1, 2], batch_size=2), "source is an instance of list"),
         (lambda: DataSource(reader, batch_size=0), "batch_size is 0"),
         (lambda: DataSource(reader, batch_size=True), "batch_size is True"),
-        (lambda: DataSource(reader, batch_size=2, yields="rows"), "yields is 'rows'"),  # type: ignore[arg-type]
+        (lambda: DataSource(reader, batch_size=2, yields="rows"), "yields is 'rows'"),
         (lambda: DataSource(reader, batch_size=2, timeout_s=math.inf), "timeout_s is inf"),
         (lambda: DataSource(reader, batch_size=2, capacity=0), "capacity is 0"),
         (lambda: StreamSource(reader, batch_size=2), "Call it: StreamSource(reader())"),

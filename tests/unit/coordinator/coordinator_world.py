@@ -1,6 +1,8 @@
-"""A coordinator's machine with simulated workers and simulated time: everything that the shell and the world do, as plain values.
+"""A coordinator's machine with simulated workers and simulated time: everything that the shell and the world do, as
+plain values.
 
-Workers answer at once and correctly unless a test says otherwise: `mute` names what a worker keeps to itself, and `say` speaks for it.
+Workers answer at once and correctly unless a test says otherwise: `mute` names what a worker keeps to itself, and
+`say` speaks for it.
 """
 
 from __future__ import annotations
@@ -81,6 +83,9 @@ class SimulatedWorker:
     mute: set[str] = field(default_factory=set)
     received: list[worker_pb2.AttachResponse] = field(default_factory=list)
     plan: Plan | None = None
+    applied: dict[int, int] = field(default_factory=dict)
+    # Stage and step of the states that were asked for and wait for their step.
+    unsaved: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -112,12 +117,15 @@ class World:
 
     # --- the world's moves ------------------------------------------------------------------------------------------
 
-    def add_worker(self, name: str, registration: worker_pb2.Register | None = None) -> SimulatedWorker:
+    def add_worker(
+        self, name: str, registration: worker_pb2.Register | None = None, *, mute: str = ""
+    ) -> SimulatedWorker:
         self._num_sessions += 1
-        worker = SimulatedWorker(registration=registration or make_registration(name), session=self._num_sessions)
-        self.tell(events.WorkerAttached(session=worker.session, registration=worker.registration))
+        worker = SimulatedWorker(
+            registration=registration or make_registration(name), session=self._num_sessions, mute={mute}
+        )
         self.workers[name] = worker
-        self.work()
+        self.tell(events.WorkerAttached(session=worker.session, registration=worker.registration))
         return worker
 
     def submit(self, run_id: str = "r", job: job_pb2.JobSpec | None = None) -> run_pb2.Run:
@@ -156,9 +164,12 @@ class World:
     def work(self) -> None:
         """Deliver events, and what follows from them, until nothing is left to do."""
         while self._queue:
-            for command in self.machine.handle(self._queue.popleft(), self.now_s):
+            event = self._queue.popleft()
+            for command in self.machine.handle(event, self.now_s):
                 self.commands.append(command)
                 self._perform(command)
+            if isinstance(event, events.WorkerSpoke):
+                self._note_applied(event)
 
     # --- what a test looks at ---------------------------------------------------------------------------------------
 
@@ -212,7 +223,7 @@ class World:
             inspected = local_pb2.Inspected(layers=layers)
             self._report(worker, run_id, role, "inspected", local_pb2.FromChild(inspected=inspected))
             return
-        worker.plan = Plan.from_json(assignment.plan_json)
+        worker.plan, worker.applied, worker.unsaved = Plan.from_json(assignment.plan_json), {}, set()
         self._report(worker, run_id, role, "ready", local_pb2.FromChild(ready=local_pb2.Ready()))
         if role == types_pb2.ROLE_FEEDER:
             for step in range(1, self.num_steps + 1):
@@ -231,14 +242,30 @@ class World:
                 is_last = stage.index == worker.plan.num_stages - 1
                 loss = 1.0 / step if is_last else None
                 applied = local_pb2.StepApplied(step=step, stage=stage.index, loss=loss)
-                self._report(
-                    worker, to_run.run_id, to_run.role, "applied", local_pb2.FromChild(step_applied=applied)
-                )
-            elif to_run.message.HasField("save_state") and "shard" not in worker.mute:
-                step = to_run.message.save_state.step
-                self._queue.append(self.shard(worker.name, step, stage.index, run_id=to_run.run_id))
+                self._report(worker, to_run.run_id, to_run.role, "applied", local_pb2.FromChild(step_applied=applied))
+            elif to_run.message.HasField("save_state"):
+                worker.unsaved.add((stage.index, to_run.message.save_state.step))
+        self._save(worker, to_run.run_id)
 
-    def shard(self, worker: str, step: int, stage: int, *, is_whole: bool = True, run_id: str = "r") -> events.ShardGrown:
+    def _note_applied(self, event: events.WorkerSpoke) -> None:
+        """States of a step go out once the step is applied."""
+        child_report = event.message.child_report
+        applied = child_report.report.step_applied
+        for worker in self.workers.values():
+            if worker.session == event.session and applied.step:
+                worker.applied[applied.stage] = applied.step
+                self._save(worker, child_report.run_id)
+
+    def _save(self, worker: SimulatedWorker, run_id: str) -> None:
+        for stage, step in sorted(worker.unsaved):
+            if worker.applied.get(stage, 0) >= step:
+                worker.unsaved.remove((stage, step))
+                if "shard" not in worker.mute:
+                    self._queue.append(self.shard(worker.name, step, stage, run_id=run_id))
+
+    def shard(
+        self, worker: str, step: int, stage: int, *, is_whole: bool = True, run_id: str = "r"
+    ) -> events.ShardGrown:
         session = self.workers[worker].session
         return events.ShardGrown(session=session, run_id=run_id, step=step, stage=stage, is_whole=is_whole)
 

@@ -17,7 +17,7 @@ from pipesvc.worker import inspector
 from pipesvc.worker.executor import main
 from pipesvc.worker.executor.routes import input_link, label_link
 from tests.unit.executor import user_code
-from tests.unit.executor.network import MemoryPort, Network
+from tests.unit.executor.memory_network import MemoryPort, Network
 
 CODE = "tests.unit.executor.user_code"
 

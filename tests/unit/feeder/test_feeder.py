@@ -19,7 +19,7 @@ from pipesvc.worker.executor.routes import input_link, label_link
 from pipesvc.worker.feeder import main
 from pipesvc.worker.feeder.stream import END_MARKER, STREAM_LINK
 from pipesvc.worker.port import ParcelArrived
-from tests.unit.executor.network import MemoryPort, Network
+from tests.unit.executor.memory_network import MemoryPort, Network
 from tests.unit.feeder import sources
 
 CODE = "tests.unit.feeder.sources"

@@ -1,4 +1,4 @@
-"""The memory of a build is that of the layers asked for. Measured in a process of its own, whose peak is nobody else's."""
+"""The memory of a build is that of the layers asked for. Measured in a process whose peak is nobody else's."""
 
 from __future__ import annotations
 

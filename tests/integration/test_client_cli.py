@@ -1,0 +1,183 @@
+"""The command line against a RunService that tells what the test wrote down: output, exit codes, one line per error."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipesvc.rpc.v1 import run_pb2, types_pb2
+from tests.integration.client_fake import PLAN, FakeRuns, run_event, serving, step_event
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+_JOB = """
+import torch
+import pipesvc
+
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(2, 2))
+
+def reader():
+    yield torch.zeros(2), torch.zeros(2)
+
+job = pipesvc.Job(
+    model=build, loss=torch.nn.functional.mse_loss, optimizer=pipesvc.Optimizer(torch.optim.SGD, lr=0.1),
+    data=pipesvc.DataSource(reader, batch_size=4),
+)
+"""
+
+
+@pytest.fixture
+def fake() -> FakeRuns:
+    return FakeRuns()
+
+
+@pytest.fixture
+def command(fake: FakeRuns, tmp_path: Path) -> Iterator[Command]:
+    with serving(fake) as address:
+        environment = os.environ | {
+            "PIPESVC_COORDINATOR": address,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "COLUMNS": "200",
+        }
+
+        def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [sys.executable, "-m", "pipesvc", *arguments],
+                cwd=tmp_path,
+                env=environment | changes,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+
+        yield run
+
+
+def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
+    assert done.returncode == exit_code, done.stderr
+    [line] = done.stderr.strip().splitlines()
+    assert line.startswith("pipesvc: ")
+    return line
+
+
+def test_watch_prints_plain_lines_when_it_is_no_terminal(fake: FakeRuns, command: Command) -> None:
+    fake.watches = [[run_event("RUNNING", num_steps=2), step_event(1), step_event(2), run_event("COMPLETED")]]
+    done = command("watch", "r")
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0] == "r: RUNNING"
+    assert "step 2/2, loss 0.5000, 4.0 rows/s" in lines[-2]
+    assert lines[-1] == "r: COMPLETED"
+
+
+def test_a_failed_run_is_one_line_with_its_exit_code_and_logs_have_the_traceback(
+    fake: FakeRuns, command: Command
+) -> None:
+    error = types_pb2.ErrorReport(
+        code="STAGE_FAILED", message="ValueError: boom", traceback="File user.py\nValueError: boom", run_id="r", stage=1
+    )
+    fake.watches = [[run_event("FAILED", error=error)]]
+    done = command("watch", "r")
+    assert done.returncode == 4
+    assert done.stderr.splitlines() == [
+        "r: FAILED",
+        "pipesvc: STAGE_FAILED: ValueError: boom (run r, stage 1) (traceback: pipesvc logs r)",
+    ]
+    fake.run = run_pb2.Run(run_id="r", state=run_pb2.RUN_STATE_FAILED, error=error)
+    done = command("logs", "r")
+    assert "[w feeder] hello" in done.stderr
+    assert "File user.py" in done.stderr
+    assert "STAGE_FAILED: ValueError: boom" in command("runs").stdout
+
+
+def test_a_cancelled_run_has_its_own_exit_code(fake: FakeRuns, command: Command) -> None:
+    fake.watches = [[run_event("CANCELLED")]]
+    assert command("watch", "r").returncode == 10
+
+
+def test_f18_an_absent_coordinator_is_one_line(command: Command) -> None:
+    line = _one_line(command("status", PIPESVC_COORDINATOR="127.0.0.1:1"), 8)
+    assert "COORDINATOR_ABSENT" in line
+    assert "127.0.0.1:1" in line
+
+
+def test_a_malformed_address_and_an_unknown_run_are_one_line(command: Command) -> None:
+    assert "HOST:PORT" in _one_line(command("status", "--coordinator", "nowhere"), 2)
+    assert "RUN_NOT_FOUND" in _one_line(command("watch", "other"), 2)
+
+
+def test_submit_sends_the_job_of_a_file_and_follows_it(fake: FakeRuns, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "cli_job.py").write_text(_JOB)
+    warning = "with one micro-batch nothing overlaps"
+    planned = run_event("BUILDING", plan_json=PLAN.to_json(), warnings=[warning])
+    fake.watches = [[planned, "hold"], [run_event("RUNNING"), step_event(1), run_event("COMPLETED")]]
+    done = command("submit", "cli_job.py:job", "--run-id", "r")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "r\n"
+    assert done.stderr.splitlines()[0] == f"pipesvc: PipesvcWarning: {warning}"
+    [request] = fake.submits
+    assert request.job.model.target == "cli_job:build"
+    assert len(request.bundle) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("job = 1", "bad.py:job", "bad.py:job is a int"),
+        ("job = 1", "bad.py:other", "has no 'other'"),
+        ("job = 1", "bad.py", "Write PATH:NAME"),
+        ("job = 1", "missing.py:job", "there is no file"),
+        ("import a_package_that_nobody_has", "bad.py:job", r"bad\.py:1: ModuleNotFoundError"),
+    ],
+)
+def test_a_bad_file_is_one_line(command: Command, tmp_path: Path, text: str, place: str, words: str) -> None:
+    (tmp_path / "bad.py").write_text(text)
+    done = command("submit", place)
+    assert done.returncode in (2, 4)
+    assert re.search(words, _one_line(done, done.returncode))
+
+
+def test_trace_weights_cancel_and_status(fake: FakeRuns, command: Command, tmp_path: Path) -> None:
+    trace = json.loads(command("trace", "r").stdout)
+    assert [event["action"] for event in trace] == ["F", "F", "F"]
+    assert command("trace", "r", "--out", "t.json").returncode == 0
+    assert json.loads((tmp_path / "t.json").read_text()) == trace
+    assert command("weights", "r").stdout == "r.safetensors: the weights after step 7\n"
+    assert (tmp_path / "r.safetensors").read_bytes() == fake.weights
+    assert "no workers" in command("status").stdout
+    assert command("cancel", "r").stdout == "r: CANCELLED\n"
+    assert "No such file" in _one_line(command("weights", "r", "--out", "nowhere/w.safetensors"), 1)
+
+
+def test_the_commands_and_their_options_are_these(command: Command) -> None:
+    """A change of the command line is made on purpose."""
+    help_of = {name: command(name, "--help").stdout for name in ("coordinator", "worker", "submit", "watch")}
+    options = {name: set(re.findall(r"--[a-z][a-z-]+", text)) - {"--help"} for name, text in help_of.items()}
+    assert options == {
+        "coordinator": {"--listen", "--state-dir", "--insecure"},
+        "worker": {
+            "--coordinator",
+            "--name",
+            "--device",
+            "--listen",
+            "--advertise",
+            "--threads",
+            "--token-file",
+            "--insecure",
+            "--coordinator-wait",
+        },
+        "submit": {"--run-id", "--coordinator", "--token-file"},
+        "watch": {"--coordinator", "--token-file"},
+    }
+    listed = command("--help").stdout
+    for name in ("coordinator", "worker", "submit", "runs", "status", "watch", "logs", "trace", "weights", "cancel"):
+        assert name in listed

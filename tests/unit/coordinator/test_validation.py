@@ -1,0 +1,86 @@
+"""Jobs that no run could come of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+
+from pipesvc.coordinator.limits import BUNDLE_BYTES
+from pipesvc.coordinator.validation import check_submission
+from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.rpc.v1 import job_pb2
+from tests.unit.coordinator.coordinator_world import make_job
+
+
+def test_a_good_job_passes_with_and_without_a_bundle() -> None:
+    check_submission("run-1", make_job(), b"")
+    job = make_job()
+    job.bundle_sha256 = hashlib.sha256(b"zip").hexdigest()
+    check_submission("run-1", job, b"zip")
+
+
+def without_source(job: job_pb2.JobSpec) -> None:
+    job.data.ClearField("source")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda job: setattr(job.data, "batch_size", 1), "a batch of 1 rows cannot be cut into 2 micro-batches"),
+        (lambda job: setattr(job.strategy, "schedule", "2F2B"), "choose one of naive, GPipe, 1F1B"),
+        (lambda job: setattr(job.strategy, "micro_batches", 0), "micro_batches is 0"),
+        (lambda job: job.strategy.boundaries.extend([3, 1]), "boundaries [3, 1] do not ascend"),
+        (lambda job: job.ClearField("model"), "the job has no model"),
+        (lambda job: job.ClearField("optimizer"), "the job has no optimizer"),
+        (lambda job: setattr(job.model, "target", "os.system('rm')"), 'not "package.module:name"'),
+        (lambda job: setattr(job.loss, "arguments_json", "[1]"), "arguments of loss are not a JSON object"),
+        (lambda job: setattr(job.loss, "arguments_json", "{"), "arguments of loss are not a JSON object"),
+        (without_source, "has a source or is streamed"),
+        (lambda job: setattr(job.data, "is_streamed", True), "has a source or is streamed"),
+        (lambda job: setattr(job.data, "yields", 77), "unknown number 77"),
+        (lambda job: setattr(job.data, "batch_size", 0), "batch_size is 0"),
+        (lambda job: setattr(job.data, "capacity", 0), "capacity is 0"),
+        (lambda job: setattr(job.data, "timeout_s", float("nan")), "the data source's timeout is nan"),
+        (lambda job: setattr(job, "epochs", 0), "the run would have no end"),
+        (lambda job: setattr(job, "clip_norm", -1.0), "clip_norm is -1"),
+        (lambda job: setattr(job, "step_timeout_s", 0.0), "step_timeout_s is 0"),
+        (lambda job: setattr(job, "name", "n" * 201), "201 characters"),
+        (lambda job: setattr(job.model, "arguments_json", " " * (1 << 20)), "at most 1048576 are allowed"),
+    ],
+)
+def test_p09_a_job_that_cannot_run_is_refused_with_its_fault(
+    spoil: Callable[[job_pb2.JobSpec], None], said: str
+) -> None:
+    job = make_job()
+    spoil(job)
+    with pytest.raises(PipesvcError) as caught:
+        check_submission("r", job, b"")
+    assert caught.value.code == ErrorCode.INVALID_JOB
+    assert said in str(caught.value)
+
+
+def test_all_faults_are_said_at_once() -> None:
+    job = make_job(micro_batches=9)
+    job.worker_wait_s = -1
+    with pytest.raises(PipesvcError, match=r"9 micro-batches.*; worker_wait_s is -1"):
+        check_submission("r", job, b"")
+
+
+@pytest.mark.parametrize("run_id", ["", "../up", ".hidden", "a/b", "x" * 65, "a\n"])
+def test_run_ids_that_are_no_directory_names_are_refused(run_id: str) -> None:
+    with pytest.raises(PipesvcError, match="a run id has"):
+        check_submission(run_id, make_job(), b"")
+
+
+@pytest.mark.parametrize(
+    ("sha256", "bundle"),
+    [("", b"zip"), ("0" * 64, b""), ("0" * 64, b"zip"), ("0" * 64, b"0" * (BUNDLE_BYTES + 1))],
+)
+def test_bundles_that_are_not_what_the_job_names_are_refused(sha256: str, bundle: bytes) -> None:
+    job = make_job()
+    job.bundle_sha256 = sha256
+    with pytest.raises(PipesvcError) as caught:
+        check_submission("r", job, bundle)
+    assert caught.value.code == ErrorCode.BUNDLE_REFUSED

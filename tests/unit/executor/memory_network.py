@@ -1,0 +1,127 @@
+"""An in-memory network in the place of agents.
+
+A parcel is cloned into contiguous memory on its way, as the wire does, and a link carries no parcel beyond its window.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipesvc.rpc.v1 import local_pb2
+from pipesvc.wire import tree
+from pipesvc.wire.links import Link
+from pipesvc.worker.port import ParcelArrived
+
+
+def is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+class MemoryPort:
+    """One end of the network; `reports` keeps what was said to the agent."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self.commands: deque[local_pb2.ToChild] = deque()
+        self.reports: list[local_pb2.FromChild] = []
+        self.consumed_counts: Counter[Link] = Counter()
+
+    def fileno(self) -> int:
+        return self._wake
+
+    def close(self) -> None:
+        os.close(self._wake)
+
+    def tell(self, **message: Any) -> None:
+        self.commands.append(local_pb2.ToChild(**message))
+        os.eventfd_write(self._wake, 1)
+
+    def poll(self, timeout_s: float | None) -> list[local_pb2.ToChild | ParcelArrived]:
+        events = self._take()
+        if not events and timeout_s:
+            select.select([self._wake], [], [], timeout_s)
+            events = self._take()
+        return events
+
+    def send_parcel(self, link: Link, step: int, micro_batch: int, value: Any) -> None:
+        structure, leaves = tree.flatten(value, is_tensor)
+        self._network.carry(link, step, micro_batch, structure, leaves)
+
+    def send_gradients(self, link: Link, step: int, micro_batch: int, grads: Sequence[Tensor | None]) -> None:
+        self._network.carry(link, step, micro_batch, "", grads)
+
+    def consumed(self, link: Link) -> None:
+        self.consumed_counts[link] += 1
+        self._network.credit(link)
+
+    def report(self, message: local_pb2.FromChild) -> None:
+        self.reports.append(message)
+
+    def _take(self) -> list[local_pb2.ToChild | ParcelArrived]:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        events: list[local_pb2.ToChild | ParcelArrived] = list(self._network.arrivals(self))
+        while self.commands:
+            events.append(self.commands.popleft())
+        return events
+
+    def reported(self, kind: str) -> list[Any]:
+        return [getattr(each, kind) for each in self.reports if each.WhichOneof("message") == kind]
+
+
+@dataclass(kw_only=True)
+class Network:
+    """`window` bounds the parcels that a link's receiver holds and has not consumed."""
+
+    window: int = 2
+    ports: dict[int, MemoryPort] = field(default_factory=dict)
+    sent: Counter[Link] = field(default_factory=Counter)
+    _queues: dict[Link, deque[ParcelArrived]] = field(default_factory=dict)
+    _unconsumed: Counter[Link] = field(default_factory=Counter)
+
+    def carry(self, link: Link, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None]) -> None:
+        self.sent[link] += 1
+        parcel = ParcelArrived(
+            link=link,
+            step=step,
+            micro_batch=micro_batch,
+            leaves=tuple(
+                None if each is None else each.detach().clone(memory_format=torch.contiguous_format) for each in leaves
+            ),
+            requires_grad=tuple(each is not None and each.requires_grad for each in leaves),
+            structure=structure,
+        )
+        self._queues.setdefault(link, deque()).append(parcel)
+        port = self.ports.get(link.consumer)
+        if port is not None:
+            os.eventfd_write(port.fileno(), 1)
+
+    def arrivals(self, port: MemoryPort) -> list[ParcelArrived]:
+        arrived = []
+        for link, queue in self._queues.items():
+            if self.ports.get(link.consumer) is not port:
+                continue
+            while queue and self._unconsumed[link] < self.window:
+                arrived.append(queue.popleft())
+                self._unconsumed[link] += 1
+        return arrived
+
+    def credit(self, link: Link) -> None:
+        self._unconsumed[link] -= 1
+        assert self._unconsumed[link] >= 0
+        if self._queues.get(link):
+            os.eventfd_write(self.ports[link.consumer].fileno(), 1)
+
+    def close(self) -> None:
+        for port in {id(port): port for port in self.ports.values()}.values():
+            port.close()

@@ -1,0 +1,99 @@
+"""An order of layers is accepted where the user wrote it, and nowhere else."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.model.sequence import layers_of, shared_parameters
+
+
+class OwnForward(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class OwnParameter(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(2, 2))
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+class PlainSubclass(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+
+
+def _hooked() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.register_forward_hook(lambda *_: None)
+    return model
+
+
+def test_names_are_those_of_the_state_dict() -> None:
+    named = nn.Sequential(OrderedDict([("embed", nn.Embedding(2, 2)), ("head", nn.Linear(2, 2))]))
+    assert [name for name, _ in layers_of(named)] == ["embed", "head"]
+    for model in (
+        [nn.Linear(2, 2), nn.ReLU()],
+        (nn.Linear(2, 2), nn.ReLU()),
+        nn.ModuleList([nn.Linear(2, 2), nn.ReLU()]),
+    ):
+        assert [name for name, _ in layers_of(model)] == ["0", "1"]
+
+
+def test_w05_nested_sequential_is_one_layer() -> None:
+    assert [type(layer) for _, layer in layers_of(PlainSubclass())] == [nn.Linear, nn.Sequential]
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (nn.Linear(2, 2), "Linear, whose order"),
+        (OwnForward(nn.Linear(2, 2)), "forward of its own"),
+        (OwnParameter(), "'scale' itself"),
+        (_hooked(), "hooks"),
+        ([], "no layers"),
+        (nn.Sequential(), "no layers"),
+        ([nn.Linear(2, 2), torch.relu], "layer '1' of the model is a builtin_function_or_method"),
+        ([nn.Linear(2, 2), None], "layer '1' of the model is missing"),
+        ([nn.ModuleList([nn.Linear(2, 2)])], "layer '0' .ModuleList. has no forward"),
+        ({"a": nn.Linear(2, 2)}, "dict, whose order"),
+    ],
+    ids=[
+        "module",
+        "forward",
+        "parameter",
+        "hooks",
+        "empty",
+        "empty_sequential",
+        "function",
+        "none",
+        "no_forward",
+        "dict",
+    ],
+)
+def test_what_is_no_sequence_is_refused_with_the_way_out(model: Any, text: str) -> None:
+    with pytest.raises(PipesvcError, match=text) as caught:
+        layers_of(model)
+    assert caught.value.code is ErrorCode.INVALID_JOB
+    assert "nn.Sequential" in caught.value.details.advice
+
+
+def test_one_module_in_two_places_is_refused_unless_it_has_no_state() -> None:
+    linear, relu, norm = nn.Linear(2, 2), nn.ReLU(), nn.BatchNorm1d(2, affine=False)
+    assert len(layers_of([linear, relu, nn.Linear(2, 2), relu])) == 4
+    for shared in (linear, norm):
+        with pytest.raises(PipesvcError, match="'0' and '2' are the same") as caught:
+            layers_of([shared, relu, shared])
+        assert caught.value.code is ErrorCode.INVALID_JOB
+
+
+def test_shared_parameters_are_told_with_both_layers() -> None:
+    table, head = nn.Embedding(10, 4), nn.Linear(4, 10)
+    head.weight = table.weight
+    assert shared_parameters(layers_of([table, nn.ReLU(), head])) == [(0, 2, "0.weight")]
