@@ -1,4 +1,4 @@
-"""Trains a small GPT on the text of Python's own help topics, cut into pipeline stages, and prints what it has learned to write.
+"""Trains a small GPT on the text of Python's own help topics, in pipeline stages, and prints what it learned to write.
 
     python examples/char_lm.py                                   # a coordinator and two workers on this machine
     python examples/char_lm.py --coordinator 127.0.0.1:7700      # workers that are already there

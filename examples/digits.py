@@ -1,7 +1,7 @@
 """A small convolutional net on scikit-learn's handwritten digits, cut by explicit boundaries into three stages.
 
-    python examples/digits.py                                  # three workers of this machine
-    python examples/digits.py --coordinator 127.0.0.1:7700     # three workers that are already there
+python examples/digits.py                                  # three workers of this machine
+python examples/digits.py --coordinator 127.0.0.1:7700     # three workers that are already there
 """
 
 from __future__ import annotations

@@ -71,9 +71,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     arguments = parser.parse_args()
 
-    job = make_job(
-        has_labels=not arguments.no_labels, allow_cpu_for_gpu=arguments.cpu_for_gpu, epochs=arguments.epochs
-    )
+    job = make_job(has_labels=not arguments.no_labels, allow_cpu_for_gpu=arguments.cpu_for_gpu, epochs=arguments.epochs)
     address = arguments.coordinator
     with pipesvc.connect(address) if address else pipesvc.LocalCluster(num_workers=2) as client:
         run = client.submit(job)

@@ -1,6 +1,7 @@
 """pipesvc trains a PyTorch model whose layers do not belong on one machine.
 
-This module names what users write; nothing is imported until it is used, so that `import pipesvc` costs no torch and no grpc.
+This module names what users write; nothing is imported until it is used, so that `import pipesvc` costs neither torch
+nor grpc.
 """
 
 from __future__ import annotations

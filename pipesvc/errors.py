@@ -1,8 +1,8 @@
 """Every error that pipesvc raises on purpose, in one table.
 
-An error of a distributed run is read far from where it happened, so it is a value first: a code, a place (run, step, stage,
-micro-batch, worker, host) and the way out. `net.reports` carries it between processes as an `ErrorReport` message; this module
-knows neither gRPC nor torch.
+An error of a distributed run is read far from where it happened, so it is a value first: a code, a place (run, step,
+stage, micro-batch, worker, host) and the way out. `net.reports` carries it between processes as an `ErrorReport`
+message; this module knows neither gRPC nor torch.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class ErrorDetails:
 
 
 class PipesvcError(Exception):
-    """An error with its place and the way out. `str(error)` is one line; `error.details.traceback` is the remote traceback."""
+    """An error with its place and the way out: `str(error)` is one line, `error.details` has the remote traceback."""
 
     def __init__(self, code: ErrorCode, message: str, *, advice: str = "", where: Where | None = None) -> None:
         self.details = ErrorDetails(code=code, message=message, advice=advice, where=where or Where())

@@ -1,6 +1,7 @@
 """Every test, wherever it lives, must leave nothing behind: no thread, no process, no descriptor, no task.
 
-A leak in one test shows as a strange failure in another, so each test is checked as it ends, against what was there when it began.
+A leak in one test shows as a strange failure in another, so each test is checked as it ends, against what was there
+when it began.
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ def _threads() -> set[threading.Thread]:
 
 
 def _children() -> set[int]:
-    return {
-        child.pid for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE
-    }
+    return {child.pid for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE}
 
 
 def _descriptors() -> Counter[str]:

@@ -1,6 +1,7 @@
 """Refuses files and functions that have grown past what one reader holds in mind.
 
-No linter checks both; the limits are those of CONTRIBUTING.md: 300 lines a file (400 for a state machine, named here), 60 a function.
+No linter checks both; the limits are those of CONTRIBUTING.md: 300 lines a file (400 for a state machine, named here),
+60 a function.
 """
 
 from __future__ import annotations

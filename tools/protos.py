@@ -1,6 +1,7 @@
-"""Makes the stubs from protos/, and with `--check` proves that the committed ones, the style and the wire's compatibility hold.
+"""Makes the stubs from protos/; with `--check` proves that stubs, style and the wire's compatibility hold.
 
-The generator is pinned (grpcio-tools in pyproject.toml): stubs of a newer one do not import on the oldest grpcio that we allow.
+The generator is pinned (grpcio-tools in pyproject.toml): stubs of a newer one do not import on the oldest grpcio that
+we allow.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def check() -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare, lint and look for breaking changes")
-    parser.add_argument("--baseline", action="store_true", help="take today's protos as the baseline of the breaking check")
+    parser.add_argument("--baseline", action="store_true", help="take today's protos as the breaking baseline")
     arguments = parser.parse_args()
     if arguments.check:
         return check()

@@ -1,1 +1,1 @@
-"""What travels between processes, as bytes and rules for bytes; only `tensors` knows torch."""
+"""What travels between processes, as bytes and rules for bytes; only `tensors` and `collate` know torch."""

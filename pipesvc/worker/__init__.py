@@ -1,1 +1,1 @@
-"""What runs on a worker's host: the agent (no torch) and the children that it supervises (executor, feeder, inspector)."""
+"""What runs on a worker's host: the agent (no torch) and the children that it supervises."""

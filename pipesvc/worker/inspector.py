@@ -10,7 +10,7 @@ import torch
 
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model import skeleton
-from pipesvc.rpc.v1 import local_pb2
+from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
@@ -30,7 +30,7 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     if not job.data.is_streamed:
         calls.bind(job.data.source, "the data source", where)
     try:
-        layers = skeleton.inspect_layers(build)
+        layers = skeleton.inspect_layers(build, is_whole=_is_one_stage(job))
     except PipesvcError as error:
         raise error.at(where) from error.__cause__
     except Exception as cause:
@@ -46,3 +46,8 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
         for layer in layers
     ]
     port.report(local_pb2.FromChild(inspected=local_pb2.Inspected(layers=messages)))
+
+
+def _is_one_stage(job: job_pb2.JobSpec) -> bool:
+    """One stage is built as plain torch would, so that a model that no skeleton can hold still trains unsplit."""
+    return not job.strategy.is_pipelined or job.strategy.num_stages == 1

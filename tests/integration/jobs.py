@@ -1,6 +1,7 @@
-"""Models, losses and data that integration tests submit: importable by name, since that is how user code reaches a worker.
+"""What integration tests submit: models, losses and data, importable by name, as user code reaches a worker.
 
-Every source draws from a generator of its own, so that the plain loop of `plain.py` sees the same rows without knowing how a feeder seeds.
+Every source draws from a generator of its own, so that the plain loop of `plain.py` sees the same rows without knowing
+how a feeder seeds.
 """
 
 from __future__ import annotations
@@ -160,10 +161,10 @@ def late_source(pause_s: float, num_rows: int) -> Iterator[tuple[Tensor, Tensor]
 
 
 def sample_lists(num_rows: int = 80) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Lists of uneven length: what a shard reader gives."""
+    """Each list is the samples of one batch."""
     rows = list(samples(num_rows))
-    for start in range(0, num_rows, 12):
-        yield rows[start : start + 12]
+    for start in range(0, num_rows, 8):
+        yield rows[start : start + 8]
 
 
 def whole_batches(num_rows: int = 80, batch_size: int = 8) -> Iterator[tuple[Tensor, Tensor]]:

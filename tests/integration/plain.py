@@ -1,4 +1,4 @@
-"""The truth: the same training in one process, with nothing of pipesvc but its rule for cutting a batch into micro-batches."""
+"""The truth: the same training in one process, with nothing of pipesvc but its rule for cutting a batch."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def _accumulate(
     inputs = torch.stack([row for row, _ in batch])
     labels = torch.stack([torch.as_tensor(label) for _, label in batch])
     total = 0.0
-    for x, y, count in zip(inputs.split(list(rows)), labels.split(list(rows)), rows, strict=True):
+    for x, y, count in zip(torch.split(inputs, list(rows)), torch.split(labels, list(rows)), rows, strict=True):
         share = count / len(batch)
         value = loss(model(x), y)
-        (value * share).backward()
+        torch.autograd.backward(value * share)
         total += share * value.item()
     return total

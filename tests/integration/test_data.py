@@ -46,8 +46,9 @@ def by_samples(cluster: pipesvc.Client) -> list[float]:
 def test_a13_lists_and_batches_train_as_samples_do(
     cluster: pipesvc.Client, by_samples: list[float], source: Callable[..., Any], yields: str
 ) -> None:
-    options = {} if yields == "batch" else {"batch_size": 8}
-    assert losses(cluster, make_job(pipesvc.DataSource(source, yields=yields, **options))) == by_samples
+    batch_size = None if yields == "batch" else 8
+    data = pipesvc.DataSource(source, yields=yields, batch_size=batch_size)
+    assert losses(cluster, make_job(data)) == by_samples
 
 
 def test_a14_double_buffering_changes_no_number(cluster: pipesvc.Client, by_samples: list[float]) -> None:

@@ -5,6 +5,7 @@ Each test has a cluster of its own, because a killed process does not come back.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -32,25 +33,26 @@ def endless_job() -> pipesvc.Job:
 
 
 @pytest.fixture
-def cluster() -> Iterator[pipesvc.LocalCluster]:
+def cluster() -> Iterator[pipesvc.Client]:
     with pipesvc.LocalCluster(num_workers=2, num_threads=1) as started:
         yield started
 
 
 def processes_with(*words: str) -> list[psutil.Process]:
     """Descendants of this test whose command line holds all the words."""
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if all(any(word in part for part in process.cmdline()) for word in words)
-    ]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if set(words) <= set(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def children_of(parent: psutil.Process) -> list[psutil.Process]:
     return parent.children(recursive=True)
 
 
-def started_run(cluster: pipesvc.LocalCluster) -> pipesvc.Run:
+def started_run(cluster: pipesvc.Client) -> pipesvc.Run:
     run = cluster.submit(endless_job())
     steps = run.steps()
     for _ in range(3):
@@ -71,34 +73,35 @@ def wait_gone(processes: list[psutil.Process]) -> None:
     assert not [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
-def agents() -> list[psutil.Process]:
-    return sorted(processes_with("pipesvc", "worker", "--name"), key=lambda process: process.pid)
+def agent_of(worker: str) -> psutil.Process:
+    (process,) = processes_with("worker", worker)
+    return process
 
 
 def test_f03_a24_a_killed_worker_ends_the_run_by_name_and_takes_its_children_along(
-    cluster: pipesvc.LocalCluster,
+    cluster: pipesvc.Client,
 ) -> None:
     run = started_run(cluster)
-    victim = agents()[1]
+    worker = run.plan().stages[1].worker
+    victim = agent_of(worker)
     orphans = children_of(victim)
     assert orphans, "the worker has an executor"
     error, took_s = kill_and_wait(run, victim)
     assert error.code == ErrorCode.WORKER_LOST
-    assert "worker-1" in str(error)
+    assert worker in str(error)
     assert took_s < BOUND_S
     wait_gone(orphans)
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_killed_child_is_named_and_its_worker_serves_the_next_run(
-    cluster: pipesvc.LocalCluster, which: int
-) -> None:
-    """Worker 0 has the executor of stage 0 and the feeder; either may go."""
+def test_a_killed_child_is_named_and_its_worker_serves_the_next_run(cluster: pipesvc.Client, which: int) -> None:
+    """One worker has the executor of stage 0 and the feeder; either may go."""
     run = started_run(cluster)
-    error, took_s = kill_and_wait(run, children_of(agents()[0])[which])
+    worker = run.plan().feeder_worker
+    error, took_s = kill_and_wait(run, children_of(agent_of(worker))[which])
     assert error.code == ErrorCode.CHILD_DIED
     assert "SIGKILL" in str(error)
-    assert "worker-0" in str(error)
+    assert worker in str(error)
     assert took_s < BOUND_S
     next_run = cluster.submit(endless_job())
     assert next(next_run.steps()).index == 1
@@ -108,12 +111,13 @@ def test_a_killed_child_is_named_and_its_worker_serves_the_next_run(
     assert caught.value.code == ErrorCode.RUN_CANCELLED
 
 
-def test_f24_a_killed_coordinator_is_named_and_workers_end_their_children(cluster: pipesvc.LocalCluster) -> None:
+def test_f24_a_killed_coordinator_is_named_and_workers_end_their_children(cluster: pipesvc.Client) -> None:
     run = started_run(cluster)
-    (victim,) = processes_with("pipesvc", "coordinator", "--listen")
-    children = [child for agent in agents() for child in children_of(agent)]
+    (victim,) = processes_with("coordinator", "--listen")
+    agents = [agent_of(name) for name in run.plan().workers]
+    children = [child for agent in agents for child in children_of(agent)]
     error, took_s = kill_and_wait(run, victim)
     assert error.code == ErrorCode.COORDINATOR_LOST
     assert took_s < BOUND_S
     wait_gone(children)
-    assert len(agents()) == 2
+    assert all(agent.is_running() for agent in agents)

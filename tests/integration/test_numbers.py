@@ -115,7 +115,7 @@ def test_n17_a_short_last_batch_counts_by_its_rows(cluster: pipesvc.Client) -> N
 
 def test_n26_clipping_uses_one_norm_over_all_stages(cluster: pipesvc.Client) -> None:
     clipped = plain_run(optimizer="momentum", clip_norm=0.1)
-    assert clipped.losses != plain_run(optimizer="momentum").losses, "the bound must bite for this test to mean anything"
+    assert clipped.losses != plain_run(optimizer="momentum").losses, "the bound must bite"
     assert_equal(cluster.submit(make_job(num_stages=3, optimizer="momentum", clip_norm=0.1)), clipped)
 
 
@@ -128,7 +128,7 @@ def test_f14_two_epochs_of_a_generator_are_twice_the_steps(cluster: pipesvc.Clie
 
 @pytest.mark.filterwarnings("ignore:.*nothing overlaps")
 def test_n01_gradients_do_not_scale_with_the_number_of_micro_batches(cluster: pipesvc.Client) -> None:
-    """One step of SGD from the same weights: the update is the gradient. Tolerance: float32 rounding of another order of sums."""
+    """One step of SGD: the update is the gradient. Tolerance: float32 rounding of another order of sums."""
     updates = {}
     for micro_batches in (2, 8):
         run = cluster.submit(make_job(rows=8, micro_batches=micro_batches))

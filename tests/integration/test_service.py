@@ -1,4 +1,4 @@
-"""The service as its users meet it: commands, starting in any order, addresses, tokens, and clients that come and go."""
+"""The service as its users meet it: commands, starting in any order, addresses, tokens, clients that come and go."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_every_port_is_closed_to_the_network_by_default(terminal: Terminal, tmp_
 
 
 @pytest.fixture
-def service(terminal: Terminal, tmp_path: Path) -> Iterator[str]:
+def service(terminal: Terminal, tmp_path: Path) -> str:
     """A coordinator and two workers on loopback, started by hand, behind a dead proxy (W02)."""
     address = f"127.0.0.1:{free_port()}"
     dead = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
@@ -160,12 +160,10 @@ def service(terminal: Terminal, tmp_path: Path) -> Iterator[str]:
     for name in ("a", "b"):
         terminal.start("worker", "--coordinator", address, "--name", name, "--device", "cpu", **dead)
     until(lambda: terminal.run("status", "--coordinator", address).stdout.count("cpu") >= 2, "workers")
-    yield address
+    return address
 
 
-def test_w02_a_dead_proxy_harms_nothing(
-    service: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_w02_a_dead_proxy_harms_nothing(service: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     with pipesvc.connect(service) as client:
         run = client.submit(small_job())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,10 +27,10 @@ def make_job(**strategy: Any) -> pipesvc.Job:
 
 
 @pytest.fixture(scope="module")
-def run(cluster: pipesvc.Client) -> Iterator[pipesvc.Run]:
+def run(cluster: pipesvc.Client) -> pipesvc.Run:
     finished = cluster.submit(make_job(schedule="1F1B"))
     finished.wait()
-    yield finished
+    return finished
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
     optimizer = calls.bind(job.optimizer, "the optimizer", where)
     own = plan.stages_of(worker)
     devices = [_device(stage_plan, where) for stage_plan in own]
-    all_layers = _layers(build, job.seed, own, where)
+    all_layers = _layers(build, job.seed, own, where, is_whole=plan.num_stages == 1)
     _refuse_shared(all_layers, own, where)
     stages: dict[int, Stage] = {}
     for stage_plan, device in zip(own, devices, strict=True):
@@ -81,12 +81,12 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
 
 
 def _layers(
-    build: Callable[[], Any], seed: int, own: Sequence[StagePlan], where: Where
+    build: Callable[[], Any], seed: int, own: Sequence[StagePlan], where: Where, *, is_whole: bool
 ) -> Sequence[tuple[str, nn.Module]]:
     """All layers of the model, real where this worker holds them. One build for all its stages: drawing takes time."""
     owned = [layer for stage in own for layer in range(stage.first_layer, stage.end_layer)]
     try:
-        return skeleton.build_layers(build, seed, owned)
+        return skeleton.whole(build, seed) if is_whole else skeleton.build_layers(build, seed, owned)
     except PipesvcError:
         raise
     except Exception as cause:

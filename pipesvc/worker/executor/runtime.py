@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from torch import Tensor
@@ -206,37 +207,46 @@ class Runtime:
             raise error.at(where) from error.__cause__
 
     def _perform(self, step: _Step, action: Action) -> None:
+        """Compute, note the time, and only then send: a reader may start before this process runs on."""
         self._trace.starts()
         number, stage = step.issue.step, self._stages[action.stage]
         self._progress.busy(action.kind.value, step=number, stage=action.stage, micro_batch=action.micro_batch)
         parcels = [self._take(link, number, action.micro_batch or 0) for link in self._routes.read_by(action)]
-        match action.kind, action.micro_batch:
-            case ActionKind.FORWARD, int(micro_batch):
-                self._forward(stage, number, micro_batch, parcels)
-            case ActionKind.BACKWARD, int(micro_batch):
-                share = step.issue.shares[micro_batch]
-                gradients = stage.backward(number, micro_batch, parcels[0] if parcels else None, share)
-                if action.stage > 0:
-                    self._outbox.send_gradients(routes.gradient_link(action.stage - 1), number, micro_batch, gradients)
-            case ActionKind.NORM, _:
-                self._outbox.send(routes.norm_link(action.stage), number, 0, stage.parameter_norms())
-            case ActionKind.DECIDE, _:
-                scale = norms.coefficient([_only_leaf(each) for each in parcels], self._settings.clip_norm)
-                for other in range(self._settings.num_stages):
-                    self._outbox.send(routes.decision_link(other), number, 0, scale)
-            case _:
-                stage.update(number, _only_leaf(parcels[0]) if parcels else None)
+        deliver = self._compute(step, action, stage, parcels)
         self._trace.ends(action, number)
-        if action.kind is ActionKind.UPDATE:
-            self._report_applied(stage, step)
+        deliver()
         if not step.pending:
             self._num_applied = number
             self._step = None
 
-    def _forward(self, stage: Stage, step: int, micro_batch: int, parcels: list[Parcel]) -> None:
-        output = stage.forward(step, micro_batch, parcels[0], parcels[1] if len(parcels) > 1 else None)
-        if not stage.spec.is_last:
-            self._outbox.send(routes.input_link(stage.spec.index + 1), step, micro_batch, output)
+    def _compute(self, step: _Step, action: Action, stage: Stage, parcels: list[Parcel]) -> Callable[[], None]:
+        """Runs the action; returns what hands its result on."""
+        number = step.issue.step
+        match action.kind, action.micro_batch:
+            case ActionKind.FORWARD, int(micro_batch):
+                output = stage.forward(number, micro_batch, parcels[0], parcels[1] if len(parcels) > 1 else None)
+                if stage.spec.is_last:
+                    return _nothing
+                return partial(self._outbox.send, routes.input_link(action.stage + 1), number, micro_batch, output)
+            case ActionKind.BACKWARD, int(micro_batch):
+                share = step.issue.shares[micro_batch]
+                gradients = stage.backward(number, micro_batch, parcels[0] if parcels else None, share)
+                if action.stage == 0:
+                    return _nothing
+                link = routes.gradient_link(action.stage - 1)
+                return partial(self._outbox.send_gradients, link, number, micro_batch, gradients)
+            case ActionKind.NORM, _:
+                return partial(self._outbox.send, routes.norm_link(action.stage), number, 0, stage.parameter_norms())
+            case ActionKind.DECIDE, _:
+                scale = norms.coefficient([_only_leaf(each) for each in parcels], self._settings.clip_norm)
+                return partial(self._send_decision, number, scale)
+            case _:
+                stage.update(number, _only_leaf(parcels[0]) if parcels else None)
+                return partial(self._report_applied, stage, step)
+
+    def _send_decision(self, step: int, scale: Tensor | None) -> None:
+        for stage in range(self._settings.num_stages):
+            self._outbox.send(routes.decision_link(stage), step, 0, scale)
 
     def _report_applied(self, stage: Stage, step: _Step) -> None:
         for message in self._trace.drain():
@@ -263,6 +273,10 @@ class Runtime:
     def _note_waiting(self, awaiting: str) -> None:
         self._trace.waits(awaiting)
         self._progress.waiting(awaiting, step=None if self._step is None else self._step.issue.step)
+
+
+def _nothing() -> None:
+    """The action's result goes nowhere."""
 
 
 def _only_leaf(parcel: Parcel) -> Tensor | None:

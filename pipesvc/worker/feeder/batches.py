@@ -14,7 +14,7 @@ import torch
 
 from pipesvc.core import split
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.worker.feeder import collate
+from pipesvc.wire import collate
 from pipesvc.worker.user_errors import user_error
 
 
@@ -43,20 +43,8 @@ class CutBatch:
 
 def raw_batch(epoch: int, value: Any, has_labels: bool) -> RawBatch:
     """A batch from a tree of rows: the inputs alone, or a pair of inputs and labels."""
-    value = collate.as_tensors(value)
-    inputs, labels = split_pair(value) if has_labels else (value, None)
+    inputs, labels = collate.split_pair(value) if has_labels else (value, None)
     return RawBatch(epoch=epoch, inputs=inputs, labels=labels, num_rows=collate.num_rows(inputs, labels))
-
-
-def split_pair(item: Any) -> tuple[Any, Any]:
-    if isinstance(item, tuple | list) and len(item) == 2:
-        return item[0], item[1]
-    what = f"a {type(item).__name__}" + (f" of {len(item)}" if isinstance(item, tuple | list) else "")
-    raise PipesvcError(
-        ErrorCode.DATA_SOURCE_FAILED,
-        f"the data source gave {what} where a pair of inputs and labels is due",
-        advice="Yield (inputs, labels), or say labels=False if each item is the input alone",
-    )
 
 
 def cut_batch(raw: RawBatch, num_micro_batches: int, weight: Callable[[Any], Any] | None, where: Where) -> CutBatch:

@@ -19,7 +19,7 @@ import torch
 from pipesvc.core import seeds, split
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2
-from pipesvc.worker.feeder import collate
+from pipesvc.wire import collate
 from pipesvc.worker.feeder.batches import Gate, RawBatch, raw_batch
 from pipesvc.worker.user_errors import user_error
 

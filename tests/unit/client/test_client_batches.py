@@ -57,7 +57,7 @@ def test_whole_batches_are_copied_because_the_source_may_use_its_buffers_again()
         ([torch.zeros(2)] * 2, "a Tensor where"),
         ([(1, 2, 3)] * 2, "a tuple of 3 where"),
         ([(torch.zeros(2), 0), (torch.zeros(3), 0)], "do not make a batch"),
-        ([("text", 0), ("text", 0)], "a sample has a str"),
+        ([("text", 0), ("text", 0)], "a sample with a str"),
         ([({"a": 1}, 0), ({"b": 1}, 0)], "a dict with"),
         ([((1, 2), 0), ((1,), 0)], "a tuple of 1"),
     ],

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.worker.feeder import collate
+from pipesvc.wire import collate
 from pipesvc.worker.feeder.batches import Gate, RawBatch, cut_batch, raw_batch
 from tests.unit.feeder import sources
 

@@ -14,7 +14,7 @@ print([name for name in ("torch", "grpc", "asyncio", "numpy", "safetensors") if 
 """
 
 
-def test_all_but_tensors_are_free_of_torch_grpc_and_asyncio() -> None:
+def test_all_but_tensors_and_collate_are_free_of_torch_grpc_and_asyncio() -> None:
     command = [sys.executable, "-c", PROGRAM, *MODULES]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "[]"

@@ -1,6 +1,7 @@
-"""Samples to batches, and batches to micro-batches.
+"""Samples to batches, and batches to micro-batches: the same rules for a feeder's source and a client's stream.
 
-Both work on trees (tensors in tuples, lists and dicts), by rows: dimension 0. Leaves without rows (numbers, None,
+Torch's own collation turns tuples into lists and promotes types by sample, so the batch would depend on who made it.
+All works on trees (tensors in tuples, lists and dicts), by rows: dimension 0. Leaves without rows (numbers, None,
 text, 0-dim tensors) belong to the whole batch and go to each of its micro-batches.
 """
 
@@ -41,15 +42,25 @@ def stacked(samples: Sequence[Any]) -> Any:
     )
 
 
-def as_tensors(value: Any) -> Any:
-    """The same tree with arrays as tensors, detached from whatever made them."""
-    if isinstance(value, np.ndarray):
-        return torch.as_tensor(value)
+def owned(value: Any) -> Any:
+    """The same tree with arrays as tensors, all copied: a source may fill its buffers again while batches wait."""
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, Tensor):
-        return value.detach()
-    return _mapped(value, as_tensors)
+    if isinstance(value, Tensor | np.ndarray):
+        return torch.as_tensor(value).detach().clone()
+    return _mapped(value, owned)
+
+
+def split_pair(item: Any) -> tuple[Any, Any]:
+    """Inputs and labels of a sample or batch."""
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    what = f"a {type(item).__name__}" + (f" of {len(item)}" if isinstance(item, tuple | list) else "")
+    raise PipesvcError(
+        ErrorCode.DATA_SOURCE_FAILED,
+        f"the data source gave {what} where a pair of inputs and labels is due",
+        advice="Yield (inputs, labels), or say labels=False if each item is the input alone",
+    )
 
 
 def num_rows(*values: Any) -> int:
