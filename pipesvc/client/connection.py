@@ -49,7 +49,7 @@ def connect(address: str, *, token_file: str | Path | None = None) -> Client:
 def refuse_inside_worker() -> None:
     """A job that is submitted while a worker imports the user's file would submit itself again and again."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is not None and spec.name == "pipesvc.worker.child":
+    if spec is not None and spec.name == "pipesvc.worker.nursery":
         raise PipesvcError(
             ErrorCode.INVALID_JOB,
             "the file submits a job whenever it is imported, and a worker imports it",

@@ -52,6 +52,9 @@ class BatchStream:
         self._permits = threading.Semaphore(_MAX_WAITING_BATCHES)
         self._carrier = threading.Thread(target=self._carry_all, name=f"pipesvc-carry-{run_id}", daemon=True)
         self._reader: threading.Thread | None = None
+        # Gone once the carrier has ended: the traceback of the user's exception keeps the reader's frames alive, and they
+        # must not keep the connection.
+        self._sender: LinkSender | None = None
         self._carrier.start()
 
     def raise_failure(self) -> None:
@@ -101,7 +104,7 @@ class BatchStream:
             if not done.done():
                 done.set_result(error)
 
-        sender = LinkSender(
+        self._sender = LinkSender(
             link=LINK,
             run_id=self._run_id,
             term=place.term,
@@ -116,7 +119,8 @@ class BatchStream:
 
         def send(parcel: list[OutgoingTensor]) -> None:
             for tensor in parcel:
-                sender.send(tensor)
+                if self._sender is not None:
+                    self._sender.send(tensor)
 
         def read() -> None:
             num_batches = self._read(lambda step, tree: from_reader(send, _parcel(step, tree, self._permits.release)))
@@ -132,7 +136,8 @@ class BatchStream:
                 await asyncio.wait([done], timeout=_POLL_S)
         finally:
             self._is_stopped.set()
-            await sender.close()
+            await self._sender.close()
+            self._sender = None
         error = done.result() if done.done() else None
         if error is not None and not await asyncio.to_thread(self._ends_soon):
             self._fail(error)

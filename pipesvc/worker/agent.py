@@ -27,6 +27,8 @@ from pipesvc.net.addresses import Address, parse
 from pipesvc.net.link_service import LinkService
 from pipesvc.rpc.v1 import local_pb2, worker_pb2
 from pipesvc.worker import identity, work_dir
+from pipesvc.worker.nursery_client import NurseryClient
+from pipesvc.worker.parentage import adopt_orphans
 from pipesvc.worker.session import Dial, Outbox, Session
 from pipesvc.worker.settings import WorkerSettings
 from pipesvc.worker.worker_run import WorkerRun
@@ -34,9 +36,7 @@ from pipesvc.worker.worker_run import WorkerRun
 DRAIN_S: Final = 30.0
 SERVER_GRACE_S: Final = 0.5
 LIFELINE_EXIT: Final = 1
-
 FLUSH_S: Final = 1.0
-_PR_SET_CHILD_SUBREAPER: Final = 36
 # mallopt parameters and values (bytes): blocks of a chunk's size are kept and used again.
 # Mapped anew each time they cost half a CPU second per GB received.
 _MALLOC_SETTINGS: Final = ((-3, 32 << 20), (-1, (1 << 31) - 1), (-2, 64 << 20))
@@ -49,6 +49,7 @@ class Agent:
         self._settings = settings
         self._service = service
         self._work_dir = work_dir
+        self._nursery = NurseryClient(self.say)
         self._term = 0
         self._runs: dict[str, WorkerRun] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -111,17 +112,28 @@ class Agent:
             run.kill()
         shutil.rmtree(self._work_dir, ignore_errors=True)
 
+    def prepare(self) -> None:
+        """Start what children are forked from."""
+        self._nursery.start()
+
     async def close(self) -> None:
-        """End every run and wait for that."""
+        """End every run, then the nursery, and wait for that."""
         self._end_all("the worker ends")
         await asyncio.gather(*self._ending.values())
+        await self._nursery.close()
 
     def _start_child(self, start: worker_pb2.StartChild) -> None:
         assignment = start.assignment
         run = self._runs.get(assignment.run_id)
         try:
             if run is None:
-                run = WorkerRun(start, parent_dir=self._work_dir, service=self._service, upstream=self.outbox)
+                run = WorkerRun(
+                    start,
+                    parent_dir=self._work_dir,
+                    service=self._service,
+                    nursery=self._nursery,
+                    upstream=self.outbox,
+                )
                 self._runs[assignment.run_id] = run
                 self._idle.clear()
         except (PipesvcError, OSError) as cause:
@@ -202,6 +214,7 @@ async def _work(agent: Agent, session: Session) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     unwatch = lifeline.watch(lambda: _end_at_once(agent))
+    agent.prepare()
     talking = asyncio.create_task(session.run(), name="session")
     ending = asyncio.create_task(_drained(agent, signals), name="signals")
     try:
@@ -269,9 +282,9 @@ def _advertised(settings: WorkerSettings, bound: Address, coordinator: Address) 
 
 
 def _prepare_process() -> None:
-    """Have orphaned grandchildren come to this process, which reaps them, and malloc keep large blocks."""
+    """Reap what a killed nursery leaves, and have malloc keep large blocks."""
+    adopt_orphans()
     libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for parameter, value in _MALLOC_SETTINGS:
         libc.mallopt(parameter, value)
 

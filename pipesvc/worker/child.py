@@ -1,18 +1,13 @@
-"""What a worker agent starts: `python -m pipesvc.worker.child --socket-fd N --parent-pid P`.
+"""The life of a process that runs user code, from its birth in the nursery on.
 
-User code runs in processes of their own, so that a segfault or an endless loop ends one run and not the worker. A
-child must never outlive its agent: the kernel is asked to kill it with the agent (PR_SET_PDEATHSIG), and since the
-agent may have ended before that request, the parent is compared once after it. Whatever ends a child in Python
-becomes a `failed` report first.
+User code runs in processes of their own, so that a segfault or an endless loop ends one run and not the worker.
+Whatever ends a child in Python becomes a `failed` report first.
 """
 
 from __future__ import annotations
 
-import argparse
-import ctypes
 import faulthandler
 import logging
-import os
 import signal
 import socket
 import sys
@@ -25,7 +20,6 @@ from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.worker.local_socket import ChildEnd, PeerGoneError
 from pipesvc.worker.user_errors import user_error
 
-_PR_SET_PDEATHSIG: Final = 1
 ASSIGNMENT_WAIT_S: Final = 30.0
 
 # Module whose `run(port, assignment)` is the child's work; code of an unexpected exception before and after `ready`.
@@ -38,15 +32,6 @@ ROLES: Final = {
 
 class _Entry(Protocol):
     def run(self, port: object, assignment: local_pb2.Assignment) -> None: ...
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Be killed when the agent ends, however it ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent_pid:
-        raise SystemExit("the worker agent is gone")
 
 
 def read_assignment(end: ChildEnd) -> local_pb2.Assignment:
@@ -92,17 +77,12 @@ def _tell(end: ChildEnd, failed: PipesvcError, cause: Exception) -> None:
     end.send(local_pb2.FromChild(failed=reports.to_message(failed.details)).SerializeToString())
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pipesvc.worker.child")
-    parser.add_argument("--socket-fd", type=int, required=True)
-    parser.add_argument("--parent-pid", type=int, required=True)
-    options = parser.parse_args(argv)
-    die_with_parent(options.parent_pid)
+def main(own_socket: socket.socket) -> int:
+    """Work for the agent at the other end of the socket; gives the exit code."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    os.set_inheritable(options.socket_fd, False)
-    end = ChildEnd(socket.socket(fileno=options.socket_fd))
+    end = ChildEnd(own_socket)
     try:
         assignment = read_assignment(end)
         if assignment.bundle_dir:
@@ -112,7 +92,3 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     finally:
         end.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -27,7 +27,7 @@ from typing import Final
 INLINE_BYTES: Final = 64 * 1024
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 SEND_BUFFER_BYTES: Final = 4 * 1024 * 1024
-_MAX_DESCRIPTORS: Final = 2  # the spilled message and a segment
+_MAX_DESCRIPTORS: Final = 4  # the spilled message, and a segment or what a child is forked with
 _INLINE: Final = b"\x00"
 _SPILLED: Final = b"\x01"
 _READ_BURST: Final = 64  # packets taken in one turn of the event loop, so that one child does not starve the others

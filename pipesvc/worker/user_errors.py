@@ -22,6 +22,9 @@ def user_error(code: ErrorCode, doing: str, cause: BaseException, *, advice: str
     """`cause` was raised by user code while `doing` (what failed, such as "forward of layer 2")."""
     if isinstance(cause, PipesvcError):
         return cause.at(where)
+    if code is ErrorCode.BUILD_FAILED and isinstance(cause, ImportError):
+        code = ErrorCode.IMPORT_FAILED
+        advice = advice or "Install the package on every worker, or leave the import to code that needs it"
     text = " ".join(str(cause).split())
     message = f"{doing}: {type(cause).__name__}" + (f": {text}" if text else "")
     details = PipesvcError(code, message, advice=advice, where=where).details

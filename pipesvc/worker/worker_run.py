@@ -7,7 +7,6 @@ what a child that just died could not say.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from dataclasses import replace
@@ -21,18 +20,10 @@ from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
 from pipesvc.worker.bundles import unpack
 from pipesvc.worker.children import Child, ChildExit
 from pipesvc.worker.exchange import Exchange
+from pipesvc.worker.nursery_client import NurseryClient
 
-# Read by native thread pools when they are loaded: it must be in the environment before torch is.
+# Read by native thread pools when they are loaded. torch, which the nursery has loaded, is told by the child's work.
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# Kept from children: they are the agent's own.
-PRIVATE_VARIABLES: Final = (
-    "PIPESVC_LIFELINE_FD",
-    "PIPESVC_TOKEN",
-    "PIPESVC_TOKEN_FILE",
-    "MALLOC_MMAP_THRESHOLD_",
-    "MALLOC_TRIM_THRESHOLD_",
-    "MALLOC_TOP_PAD_",
-)
 _TENSOR_MESSAGES: Final = ("tensor", "release_segment", "parcels_consumed")
 
 
@@ -68,13 +59,20 @@ class WorkerRun:
     """Made with the first StartChild of its run."""
 
     def __init__(
-        self, start: worker_pb2.StartChild, *, parent_dir: Path, service: LinkService, upstream: Upstream
+        self,
+        start: worker_pb2.StartChild,
+        *,
+        parent_dir: Path,
+        service: LinkService,
+        nursery: NurseryClient,
+        upstream: Upstream,
     ) -> None:
         assignment = start.assignment
         self.run_id: Final = assignment.run_id
         self.term: Final = assignment.term
         self._where = Where(run_id=self.run_id, worker=assignment.worker, host=assignment.host)
         self._upstream = upstream
+        self._nursery = nursery
         self._bundle_dir = ""
         self._children: dict[types_pb2.Role, Child] = {}
         self._progress: dict[types_pb2.Role, local_pb2.Progress] = {}
@@ -191,9 +189,10 @@ class WorkerRun:
                 stage=progress.stage if progress.HasField("stage") else None,
                 micro_batch=progress.micro_batch if progress.HasField("micro_batch") else None,
             )
+        message = f"the {role_name(role)} {exit.cause}" + (f" while in {progress.phase}" if progress else "")
         details = ErrorDetails(
             code=ErrorCode.CHILD_DIED,
-            message=f"the {role_name(role)} {exit.cause}" + (f" while in {progress.phase}" if progress else ""),
+            message=message + (f": {exit.reason}" if exit.reason else ""),
             advice=_advice(exit),
             where=where,
             last_words=exit.last_words,
@@ -214,7 +213,7 @@ class WorkerRun:
         own.bundle_dir = self._bundle_dir
         path = self._dir / f"{role_name(role)}.assignment"
         path.write_bytes(own.SerializeToString())
-        child = Child(_Listener(self, role), _environment(assignment.num_threads, self._dir))
+        child = Child(_Listener(self, role), self._nursery, _environment(assignment.num_threads, self._dir))
         self._children[role] = child
         self._exchange.add(role, child)
         child.send(local_pb2.ToChild(assignment_path=str(path)))
@@ -237,18 +236,18 @@ class WorkerRun:
 
 
 def _advice(exit: ChildExit) -> str:
+    if exit.reason:
+        return "Submit again; if it comes again, look at the worker's own output and at the memory of its host"
     if exit.returncode == -9:
         return "If nobody killed it, the host ran out of memory: use smaller micro-batches or another split"
-    if exit.returncode < 0:
+    if exit.returncode is not None and exit.returncode < 0:
         return "Native code crashed; the last words show where, if anything could be said"
     return "See the last words, and `pipesvc logs` of the run"
 
 
 def _environment(num_threads: int, temp_dir: Path) -> dict[str, str]:
-    """The agent's environment without what is the agent's own, and with what must be set before torch is loaded."""
-    environment = {name: value for name, value in os.environ.items() if name not in PRIVATE_VARIABLES}
-    environment["PYTHONUNBUFFERED"] = "1"
-    environment["TMPDIR"] = str(temp_dir)  # what user code leaves behind goes with the run
+    """What a child's environment has beyond the agent's."""
+    environment = {"TMPDIR": str(temp_dir)}  # what user code leaves behind goes with the run
     if num_threads:
         environment.update(dict.fromkeys(THREAD_VARIABLES, str(num_threads)))
     return environment

@@ -172,8 +172,16 @@ class AgentProcess:
     def stderr(self) -> str:
         return self._stderr_path.read_text()
 
+    def nursery(self) -> psutil.Process:
+        """The process that forks the children."""
+        (nursery,) = psutil.Process(self.process.pid).children()
+        assert "pipesvc.worker.nursery" in nursery.cmdline()
+        return nursery
+
     def descendants(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+        """Children, and theirs: all but the nursery."""
+        nurseries = psutil.Process(self.process.pid).children()
+        return [process for nursery in nurseries for process in nursery.children(recursive=True)]
 
     def num_descriptors(self) -> int:
         return psutil.Process(self.process.pid).num_fds()

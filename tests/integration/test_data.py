@@ -73,7 +73,7 @@ def test_a14_the_trace_shows_reading_beside_computing(
     cluster: pipesvc.Client, double_buffer: bool, overlaps: bool
 ) -> None:
     source = pipesvc.Call(jobs.slow_samples, num_rows=80, pause_s=0.005)
-    data = pipesvc.DataSource(source, batch_size=8, double_buffer=double_buffer)
+    data = pipesvc.DataSource(source, batch_size=8, capacity=2, double_buffer=double_buffer)
     run = cluster.submit(make_job(data, model=pipesvc.Call(jobs.sleepy, num_layers=2, pause_s=0.005)))
     run.wait()
     assert (reads_during_compute(run) > 0) == overlaps

@@ -273,3 +273,58 @@ class FromChild(_message.Message):
     release_segment: ReleaseSegment
     parcels_consumed: ParcelsConsumed
     def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., inspected: _Optional[_Union[Inspected, _Mapping]] = ..., batch_announced: _Optional[_Union[BatchAnnounced, _Mapping]] = ..., data_ended: _Optional[_Union[DataEnded, _Mapping]] = ..., step_applied: _Optional[_Union[StepApplied, _Mapping]] = ..., failed: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ...) -> None: ...
+
+class ForkChild(_message.Message):
+    __slots__ = ("child_number", "environment")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CHILD_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    child_number: int
+    environment: _containers.ScalarMap[str, str]
+    def __init__(self, child_number: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class NurseryReady(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ChildForked(_message.Message):
+    __slots__ = ("child_number", "pid")
+    CHILD_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    child_number: int
+    pid: int
+    def __init__(self, child_number: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class ChildEnded(_message.Message):
+    __slots__ = ("child_number", "returncode")
+    CHILD_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RETURNCODE_FIELD_NUMBER: _ClassVar[int]
+    child_number: int
+    returncode: int
+    def __init__(self, child_number: _Optional[int] = ..., returncode: _Optional[int] = ...) -> None: ...
+
+class ForkFailed(_message.Message):
+    __slots__ = ("child_number", "reason")
+    CHILD_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    child_number: int
+    reason: str
+    def __init__(self, child_number: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class FromNursery(_message.Message):
+    __slots__ = ("ready", "forked", "ended", "failed")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    FORKED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    ready: NurseryReady
+    forked: ChildForked
+    ended: ChildEnded
+    failed: ForkFailed
+    def __init__(self, ready: _Optional[_Union[NurseryReady, _Mapping]] = ..., forked: _Optional[_Union[ChildForked, _Mapping]] = ..., ended: _Optional[_Union[ChildEnded, _Mapping]] = ..., failed: _Optional[_Union[ForkFailed, _Mapping]] = ...) -> None: ...
