@@ -128,11 +128,7 @@ class Agent:
         try:
             if run is None:
                 run = WorkerRun(
-                    start,
-                    parent_dir=self._work_dir,
-                    service=self._service,
-                    nursery=self._nursery,
-                    upstream=self.outbox,
+                    start, parent_dir=self._work_dir, service=self._service, nursery=self._nursery, upstream=self.outbox
                 )
                 self._runs[assignment.run_id] = run
                 self._idle.clear()

@@ -1,9 +1,9 @@
 """Where children are born: `python -m pipesvc.worker.nursery --socket-fd N --parent-pid P`, one for each agent.
 
 A child that is a Python start of its own spends 1.6 s of CPU on `import torch`, and a small job has four of them. The
-agent cannot fork them itself, for it is full of gRPC's threads. So this process imports once what every child needs, and
-forks a child whenever the agent asks for one. That is sound as long as it stays what it is: it has one thread, runs no
-user code and no torch operation (whose thread pools a fork would break), imports no gRPC and never touches CUDA.
+agent cannot fork them itself, for it is full of gRPC's threads. So this process imports once what every child needs,
+and forks a child whenever the agent asks for one. That is sound as long as it stays what it is: it has one thread, runs
+no user code and no torch operation (whose thread pools a fork would break), imports no gRPC and never touches CUDA.
 
 Nothing outlives the agent. The nursery ends when the agent's socket closes or the kernel tells of the agent's death,
 and takes the process groups of its children along; should it be killed itself, the kernel kills its children.

@@ -178,9 +178,7 @@ class NurseryClient:
         if self._is_closing:
             return
         can_start = self._num_starts < MAX_STARTS
-        self._say(
-            f"the nursery (process {pid}) {how_it_ended(returncode)}; {'starts' if can_start else 'starts no'} other"
-        )
+        self._say(f"{why}; {'starts another' if can_start else 'starts no other'}")
         if can_start:
             try:
                 self.start()
