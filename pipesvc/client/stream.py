@@ -52,8 +52,8 @@ class BatchStream:
         self._permits = threading.Semaphore(_MAX_WAITING_BATCHES)
         self._carrier = threading.Thread(target=self._carry_all, name=f"pipesvc-carry-{run_id}", daemon=True)
         self._reader: threading.Thread | None = None
-        # Gone once the carrier has ended: the traceback of the user's exception keeps the reader's frames alive, and they
-        # must not keep the connection.
+        # Gone once the carrier has ended: the traceback of the user's exception keeps the reader's frames alive, and
+        # they must not keep the connection.
         self._sender: LinkSender | None = None
         self._carrier.start()
 

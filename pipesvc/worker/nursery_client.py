@@ -175,10 +175,9 @@ class NurseryClient:
         self._process = None
         self._is_ready = False
         why = f"its nursery (process {pid}) {how_it_ended(returncode)}"
-        if self._is_closing:
-            return
-        can_start = self._num_starts < MAX_STARTS
-        self._say(f"{why}; {'starts another' if can_start else 'starts no other'}")
+        can_start = self._num_starts < MAX_STARTS and not self._is_closing
+        if not self._is_closing:
+            self._say(f"{why}; {'starts another' if can_start else 'starts no other'}")
         if can_start:
             try:
                 self.start()

@@ -48,8 +48,13 @@ def processes_with(*words: str) -> list[psutil.Process]:
     return found
 
 
-def children_of(parent: psutil.Process) -> list[psutil.Process]:
-    return parent.children(recursive=True)
+def nursery_of(agent: psutil.Process) -> psutil.Process:
+    (nursery,) = agent.children()
+    return nursery
+
+
+def children_of(agent: psutil.Process) -> list[psutil.Process]:
+    return nursery_of(agent).children(recursive=True)
 
 
 def started_run(cluster: pipesvc.Client) -> pipesvc.Run:
@@ -84,8 +89,8 @@ def test_f03_a24_a_killed_worker_ends_the_run_by_name_and_takes_its_children_alo
     run = started_run(cluster)
     worker = run.plan().stages[1].worker
     victim = agent_of(worker)
-    orphans = children_of(victim)
-    assert orphans, "the worker has an executor"
+    orphans = [nursery_of(victim), *children_of(victim)]
+    assert len(orphans) > 1, "the worker has an executor"
     error, took_s = kill_and_wait(run, victim)
     assert error.code == ErrorCode.WORKER_LOST
     assert worker in str(error)
@@ -93,12 +98,13 @@ def test_f03_a24_a_killed_worker_ends_the_run_by_name_and_takes_its_children_alo
     wait_gone(orphans)
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, 1, 2])
 def test_a_killed_child_is_named_and_its_worker_serves_the_next_run(cluster: pipesvc.Client, which: int) -> None:
-    """One worker has the executor of stage 0 and the feeder; either may go."""
+    """One worker has the executor of stage 0, the feeder, and the nursery of both; each may go."""
     run = started_run(cluster)
     worker = run.plan().feeder_worker
-    error, took_s = kill_and_wait(run, children_of(agent_of(worker))[which])
+    agent = agent_of(worker)
+    error, took_s = kill_and_wait(run, [*children_of(agent), nursery_of(agent)][which])
     assert error.code == ErrorCode.CHILD_DIED
     assert "SIGKILL" in str(error)
     assert worker in str(error)
