@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help demo test gates format lint types floors lengths protos unit contract simulation integration stubs clean
+.PHONY: help demo test gpu gates format lint types floors lengths protos unit contract simulation integration stubs clean
 
 help:
 	@echo "make demo   install, then train examples/char_lm on a coordinator and two workers of this machine"
@@ -42,6 +42,10 @@ protos: $(STAMP)
 
 unit contract simulation integration: $(STAMP)
 	$(BIN)/pytest -q tests/$@
+
+# For a host with GPUs, with torch's CUDA build.
+gpu: $(STAMP)
+	$(BIN)/pytest -q -m gpu tests
 
 # Writes the stubs anew after a change of protos/.
 stubs: $(STAMP)

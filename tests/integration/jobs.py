@@ -221,3 +221,8 @@ def self_scoring() -> nn.Sequential:
 
 def list_of_layers() -> list[nn.Module]:
     return list(mlp(2))
+
+
+def with_noise() -> nn.Sequential:
+    """Layers that draw and layers that keep running statistics."""
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, NUM_CLASSES))
