@@ -54,7 +54,9 @@ RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 
 @app.command()
 def coordinator(
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 takes a free one.")] = DEFAULT_ADDRESS,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Port 0 takes a free one.")
+    ] = DEFAULT_ADDRESS,
     state_dir: Annotated[
         Path, typer.Option("--state-dir", metavar="DIR", help="Journal, token, logs and weights.")
     ] = Path("pipesvc-state"),
@@ -71,13 +73,22 @@ def coordinator(
 @app.command()
 def worker(
     coordinator: Coordinator = DEFAULT_ADDRESS,
-    name: Annotated[str, typer.Option(metavar="NAME", help="Unique in the cluster.")] = "",
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda:0, or several with commas between.")] = "cpu",
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where other workers send tensors.")] = "127.0.0.1:0",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Unique in the cluster.")] = "",
+    device: Annotated[
+        str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda:0, or several with commas between.")
+    ] = "cpu",
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where other workers send tensors.")
+    ] = "127.0.0.1:0",
     advertise: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="That address as the others must dial it, if it differs.")
+        str,
+        typer.Option(
+            "--advertise", metavar="HOST:PORT", help="That address as the others must dial it, if it differs."
+        ),
     ] = "",
-    threads: Annotated[int, typer.Option(min=0, help="Threads of torch; 0: a share of the host's cores.")] = 0,
+    threads: Annotated[
+        int, typer.Option("--threads", min=0, help="Threads of torch; 0: a share of the host's cores.")
+    ] = 0,
     token_file: TokenFile = None,
     insecure: Insecure = False,
     coordinator_wait: Annotated[
