@@ -1,10 +1,11 @@
 """`nn.init.trunc_normal_` for a tensor that another stage holds.
 
-torch redraws the whole tensor until no element lies outside the bounds, so how often it draws depends on every value:
-the draws cannot be thrown away unseen. The same rounds are made here block by block; what stays from round to round
-is one bit per element, and only for blocks that still have elements outside. torch's own function is private and
+torch 2.13 redraws the whole tensor until no element lies outside the bounds, so how often it draws depends on every
+value: the draws cannot be thrown away unseen. The same rounds are made here block by block; what stays from round to
+round is one bit per element, and only for blocks that still have elements outside. torch's own function is private and
 skips meta tensors, so it is replaced while building, after a trial has shown that both leave the generator in the
-same state; otherwise the call is refused by name.
+same state; otherwise the call is refused by name. Older releases draw once, uniformly, and bend that into shape: there
+torch's own function does for ghosts too, since each operator that it calls is known.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def replaced(*, does_draw: bool) -> Iterator[None]:
         tensor: Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
     ) -> Tensor:
         if not is_ghost(tensor):
+            return original(tensor, mean, std, a, b, generator=generator)
+        if does_draw and _draws_once(original):
             return original(tensor, mean, std, a, b, generator=generator)
         if does_draw:
             if not _is_same_as(original) or not tensor.is_contiguous() or not _redraws_normals(mean, std, a, b):
@@ -93,6 +96,18 @@ def _redraws_normals(mean: float, std: float, low: float, high: float) -> bool:
         return (1.0 + math.erf((bound - mean) / std / math.sqrt(2.0))) / 2.0
 
     return below(high) - below(low) > 0.3
+
+
+@cache
+def _draws_once(original: _Function) -> bool:
+    """Whether torch draws as one `uniform_` does."""
+    for num_elements in (5, 64 * 5, 64 * 7 + 5):
+        expected, found = torch.Generator().manual_seed(7), torch.Generator().manual_seed(7)
+        original(torch.empty(num_elements), 0.0, 1.0, -2.0, 2.0, generator=expected)
+        torch.empty(num_elements).uniform_(-1, 1, generator=found)
+        if not torch.equal(expected.get_state(), found.get_state()):
+            return False
+    return True
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -270,3 +271,27 @@ def test_user_generator_is_where_the_plain_build_leaves_it() -> None:
     built = build_range(build, SEED, 1, 2)
     assert torch.equal(generator.get_state(), state)
     assert _is_same(plain[1][1], built[0][1])
+
+
+def _older_trunc_normal(
+    tensor: Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
+) -> Tensor:
+    """As torch drew it up to 2.11 or so: once, uniformly, by the inverse of the distribution."""
+
+    def below(bound: float) -> float:
+        return (1.0 + math.erf((bound - mean) / std / math.sqrt(2.0))) / 2.0
+
+    with torch.no_grad():
+        tensor.uniform_(2 * below(a) - 1, 2 * below(b) - 1, generator=generator)
+        return tensor.erfinv_().mul_(std * math.sqrt(2.0)).add_(mean).clamp_(min=a, max=b)
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 1), (1, 3), (2, 3)])
+def test_the_single_draw_of_older_torch_is_exact_too(monkeypatch: pytest.MonkeyPatch, first: int, end: int) -> None:
+    monkeypatch.setattr(nn.init, "_no_grad_trunc_normal_", _older_trunc_normal)
+    expected = whole(truncated, SEED)[first:end]
+    after = torch.get_rng_state()
+    for (_, layer), (_, truth) in zip(build_range(truncated, SEED, first, end), expected, strict=True):
+        for name, value in truth.state_dict().items():
+            assert torch.equal(layer.state_dict()[name], value), name
+    assert torch.equal(torch.get_rng_state(), after)
