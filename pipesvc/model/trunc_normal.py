@@ -41,7 +41,7 @@ def replaced(*, does_draw: bool) -> Iterator[None]:
     ) -> Tensor:
         if not is_ghost(tensor):
             return original(tensor, mean, std, a, b, generator=generator)
-        if does_draw and _draws_once(original):
+        if does_draw and draws_once(original):
             return original(tensor, mean, std, a, b, generator=generator)
         if does_draw:
             if not _is_same_as(original) or not tensor.is_contiguous() or not _redraws_normals(mean, std, a, b):
@@ -99,7 +99,7 @@ def _redraws_normals(mean: float, std: float, low: float, high: float) -> bool:
 
 
 @cache
-def _draws_once(original: _Function) -> bool:
+def draws_once(original: _Function) -> bool:
     """Whether torch draws as one `uniform_` does."""
     for num_elements in (5, 64 * 5, 64 * 7 + 5):
         expected, found = torch.Generator().manual_seed(7), torch.Generator().manual_seed(7)
