@@ -106,7 +106,8 @@ def make_job(num_steps: int) -> pipesvc.Job:
 
 @torch.no_grad()
 def write(model: nn.Module, prompt: str, num_characters: int) -> str:
-    """Continue the prompt, one character at a time."""
+    """Continue the prompt, one character at a time: too little work at once for more than one thread."""
+    torch.set_num_threads(1)
     model.eval()
     generator = torch.Generator().manual_seed(0)
     ids = [alphabet().index(character) for character in prompt]

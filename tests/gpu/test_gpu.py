@@ -87,7 +87,8 @@ def test_a01_embedding_fc_as_marked_keeps_the_embedding_off_the_gpu_host(cluster
     losses, _ = finish(run)
     assert losses[-1] < 0.5 * losses[0]
     first, last = run.plan().stages
-    assert (first.device, last.device) == ("cpu", "cuda:0")
+    assert first.device == "cpu"
+    assert last.device.startswith("cuda:")
     held = run.parameters()
     assert set(held[first.worker]) == {"0.weight"}
     assert set(held[last.worker]) == {"1.weight", "1.bias"}

@@ -98,7 +98,7 @@ def test_f19_workers_first_coordinator_later(terminal: Terminal, tmp_path: Path)
         terminal.start("worker", "--coordinator", address, "--name", name, "--device", "cpu")
     time.sleep(2)
     terminal.start("coordinator", "--listen", address, "--state-dir", str(token.parent))
-    until(token.exists, "token")
+    until(lambda: terminal.run("status", "--coordinator", address).returncode == 0, "coordinator")
     with pipesvc.connect(address) as client:
         run = client.submit(small_job())
         run.wait()
