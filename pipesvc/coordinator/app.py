@@ -24,7 +24,7 @@ from pipesvc.coordinator.service_workers import WorkerServicer
 from pipesvc.coordinator.settings import CoordinatorSettings
 from pipesvc.coordinator.store import Store
 from pipesvc.errors import ErrorCode, PipesvcError
-from pipesvc.net import servers, tokens
+from pipesvc.net import loops, servers, tokens
 from pipesvc.net.addresses import Address, parse
 from pipesvc.rpc.v1 import run_pb2_grpc, worker_pb2_grpc
 
@@ -37,7 +37,7 @@ _LIFELINE_EXIT: Final = 1
 def main(settings: CoordinatorSettings) -> int:
     """Run until SIGTERM or SIGINT; gives the exit code. What ended it otherwise is one line on standard error."""
     try:
-        asyncio.run(serve(settings, ready=None))
+        loops.run(serve(settings, ready=None))
     except PipesvcError as error:
         print(f"pipesvc coordinator: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -22,7 +22,7 @@ from typing import Final
 
 from pipesvc import lifeline
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.net import options, reports, servers, tokens
+from pipesvc.net import loops, options, reports, servers, tokens
 from pipesvc.net.addresses import Address, parse
 from pipesvc.net.link_service import LinkService
 from pipesvc.rpc.v1 import local_pb2, worker_pb2
@@ -289,7 +289,7 @@ def main(settings: WorkerSettings) -> int:
     """Run the worker; gives the exit code. What ended it is one line on standard error."""
     _prepare_process()
     try:
-        asyncio.run(serve(settings))
+        loops.run(serve(settings))
     except PipesvcError as error:
         print(f"pipesvc worker {settings.name}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
