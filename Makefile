@@ -29,7 +29,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 
 types: $(STAMP)
-	$(BIN)/mypy pipesvc tests tools examples
+	$(BIN)/mypy pipesvc tests tools examples benchmarks
 
 floors: $(STAMP)
 	$(BIN)/lint-imports

@@ -1,0 +1,1 @@
+"""What is measured, beside whom, and what came out: each module named in the README is one command."""
