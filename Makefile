@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help demo test gpu gates format lint types floors lengths protos unit contract simulation integration stubs clean
+.PHONY: help demo test gpu gates format lint types floors lengths protos unit contract simulation integration compose-test stubs clean
 
 help:
 	@echo "make demo   install, then train examples/char_lm on a coordinator and two workers of this machine"
 	@echo "make test   install, then run every gate and every test"
+	@echo "make compose-test   build the images of docker/ and train in containers, with podman (as root, it installs what is missing)"
 
 $(STAMP): pyproject.toml constraints-dev.txt
 	$(PYTHON) -m venv $(VENV)
@@ -47,9 +48,14 @@ unit contract simulation integration: $(STAMP)
 gpu: $(STAMP)
 	$(BIN)/pytest -q -m gpu tests
 
+# No part of `make test`: it takes minutes, and installs podman. BASE=IMAGE, WHEELS=FOLDER: see docker/README.md.
+compose-test: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints-dev.txt podman-compose
+	$(BIN)/pytest -s tests/compose
+
 # Writes the stubs anew after a change of protos/.
 stubs: $(STAMP)
 	$(BIN)/python tools/protos.py
 
 clean:
-	rm -rf $(VENV) demo build *.egg-info
+	rm -rf $(VENV) demo build *.egg-info docker/wheels/*.whl

@@ -212,6 +212,27 @@ def cancel(run_id: RunId, coordinator: Coordinator = DEFAULT_ADDRESS, token_file
         print(f"{run_id}: {client.attach(run_id).cancel()}")
 
 
+@app.command()
+def health(
+    worker: Annotated[
+        str, typer.Option("--worker", metavar="NAME", help="Ask also whether this worker is registered.")
+    ] = "",
+    coordinator: Coordinator = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+) -> None:
+    """Say in one line whether the coordinator answers, and exit with 0 or 1: for health checks."""
+    try:
+        with _connect(coordinator, token_file) as client:
+            names = [found.registration.name for found in client.status().workers]
+    except PipesvcError as error:
+        print(error_line(error), file=sys.stderr)
+        raise typer.Exit(1) from None
+    if worker and worker not in names:
+        print(f"pipesvc: the coordinator at {coordinator} has no worker {worker}", file=sys.stderr)
+        raise typer.Exit(1)
+    print(f"healthy: the coordinator at {coordinator} has {len(names)} worker{'s' if len(names) != 1 else ''}")
+
+
 def _connect(address: str, token_file: Path | None) -> Client:
     from pipesvc.client.connection import connect
 

@@ -16,7 +16,7 @@ from pipesvc.client.job import DataSource, Job, Optimizer, StreamSource
 from pipesvc.core.plan import Plan, StagePlan
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.net import options, reports
-from pipesvc.rpc.v1 import local_pb2, run_pb2, run_pb2_grpc, types_pb2
+from pipesvc.rpc.v1 import local_pb2, run_pb2, run_pb2_grpc, types_pb2, worker_pb2
 
 PLAN = Plan(
     stages=(
@@ -62,6 +62,7 @@ class FakeRuns(run_pb2_grpc.RunServiceServicer):
         self.run = run_pb2.Run(run_id="r", state=run_pb2.RUN_STATE_RUNNING)
         self.weights = save({"w": torch.arange(6.0), "b": torch.ones(2)})
         self.num_cancels = 0
+        self.worker_names: list[str] = []
         self.feeder: run_pb2.LocateFeederResponse | None = None
         self.num_not_ready = 2
         self.end = threading.Event()
@@ -137,7 +138,9 @@ class FakeRuns(run_pb2_grpc.RunServiceServicer):
         return self.feeder
 
     def GetStatus(self, request: run_pb2.GetStatusRequest, context: grpc.ServicerContext) -> run_pb2.GetStatusResponse:
-        return run_pb2.GetStatusResponse(term=3)
+        registrations = [worker_pb2.Register(name=name) for name in self.worker_names]
+        workers = [run_pb2.WorkerStatus(registration=registration) for registration in registrations]
+        return run_pb2.GetStatusResponse(term=3, workers=workers)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -158,6 +159,23 @@ def test_trace_weights_cancel_and_status(fake: FakeRuns, command: Command, tmp_p
     assert "No such file" in _one_line(command("weights", "r", "--out", "nowhere/w.safetensors"), 1)
 
 
+def test_health_is_one_line_and_exits_with_0_or_1(fake: FakeRuns, command: Command) -> None:
+    fake.worker_names = ["box"]
+    for arguments in ((), ("--worker", "box")):
+        done = command("health", *arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert re.fullmatch(r"healthy: the coordinator at 127\.0\.0\.1:\d+ has 1 worker\n", done.stdout)
+    assert "has no worker other" in _one_line(command("health", "--worker", "other"), 1)
+
+
+def test_health_without_a_coordinator_or_its_token_exits_with_1(command: Command, tmp_path: Path) -> None:
+    with socket.socket() as nobody:  # bound, and not listening
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        assert address in _one_line(command("health", "--coordinator", address), 1)
+    assert "cannot be read" in _one_line(command("health", "--token-file", str(tmp_path / "none")), 1)
+
+
 def test_the_commands_and_their_options_are_these(command: Command) -> None:
     """A change of the command line is made on purpose."""
     help_of = {name: command(name, "--help").stdout for name in ("coordinator", "worker", "submit", "watch")}
@@ -179,5 +197,17 @@ def test_the_commands_and_their_options_are_these(command: Command) -> None:
         "watch": {"--coordinator", "--token-file"},
     }
     listed = command("--help").stdout
-    for name in ("coordinator", "worker", "submit", "runs", "status", "watch", "logs", "trace", "weights", "cancel"):
+    for name in (
+        "coordinator",
+        "worker",
+        "submit",
+        "runs",
+        "status",
+        "watch",
+        "logs",
+        "trace",
+        "weights",
+        "cancel",
+        "health",
+    ):
         assert name in listed
