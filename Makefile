@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help demo test gpu gates format lint types floors lengths protos unit contract simulation integration compose-test stubs clean
+.PHONY: help demo test gpu gates format lint types floors lengths protos unit contract simulation integration hosts compose-test stubs clean
 
 help:
 	@echo "make demo   install, then train examples/char_lm on a coordinator and two workers of this machine"
@@ -21,7 +21,7 @@ demo: $(STAMP)
 
 gates: format lint types floors lengths protos
 
-test: gates unit contract simulation integration
+test: gates unit contract simulation integration hosts
 
 format: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -52,6 +52,11 @@ gpu: $(STAMP)
 compose-test: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints-dev.txt podman-compose
 	$(BIN)/pytest -s tests/compose
+
+# Several hosts as network namespaces: needs root and the `ip` command, else its tests are skipped and say why.
+hosts: $(STAMP)
+	@command -v ip >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends iproute2; } || true
+	$(BIN)/pytest -q --timeout 300 tests/hosts
 
 # Writes the stubs anew after a change of protos/.
 stubs: $(STAMP)

@@ -29,6 +29,7 @@ def status_text(status: run_pb2.GetStatusResponse, now_s: float | None = None) -
     parts = [table(("WORKER", "HOST", "DEVICES", "THREADS", "BEAT", "DOES"), map(_worker_row, status.workers))]
     if not status.workers:
         parts = ["no workers"]
+    parts += [_unreached_line(unreached, now_s) for unreached in status.unreached]
     live = [run for run in status.runs if run.state not in ENDED]
     parts.append(runs_text(live) if live else "no live runs")
     parts += [f"{run.run_id}: {line}" for run in live for line in _awaited_lines(run, now_s)]
@@ -58,6 +59,12 @@ def _worker_row(worker: run_pb2.WorkerStatus) -> tuple[str, ...]:
         f"{worker.last_beat_age_s:.1f} s ago",
         f"draining, {does}" if worker.is_draining else does,
     )
+
+
+def _unreached_line(found: run_pb2.Unreached, now_s: float) -> str:
+    whom = "itself" if found.peer == found.worker else found.peer
+    tried = f"since {duration(now_s - found.since_unix_ns / 1e9)}, tried {found.num_probes} times"
+    return f"WARNING: worker {found.worker} cannot reach {whom} at {found.data_address}: {found.problem} ({tried})"
 
 
 def _awaited_lines(run: run_pb2.Run, now_s: float) -> Iterator[str]:

@@ -137,6 +137,13 @@ class Send:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Say:
+    """Tell the person in front of the coordinator's terminal."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EndSession:
     """Close a worker's stream with this error."""
 
@@ -219,6 +226,7 @@ class ConcludeRun:
 
 Command = (
     Send
+    | Say
     | EndSession
     | PublishRun
     | RecordPlan

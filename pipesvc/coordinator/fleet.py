@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pipesvc.coordinator.limits import BEAT_TIMEOUT_S, SUSPECT_SILENCE_S
+from pipesvc.coordinator.reach import Reach
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import worker_pb2
 from pipesvc.wire.frames import WIRE_VERSION
@@ -53,6 +54,7 @@ class Fleet:
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
         self._by_session: dict[int, Member] = {}
+        self.reach = Reach()
         # Raised whenever a plan might come out differently.
         self.generation = 0
 
@@ -133,6 +135,7 @@ class Fleet:
     def _lose(self, member: Member, reason: str) -> Loss:
         del self._members[member.name]
         self.generation += 1
+        self.reach.forget(member.incarnation)
         if member.session is not None:
             self._by_session.pop(member.session, None)
         return Loss(member=member, reason=reason)

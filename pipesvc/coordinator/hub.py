@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 import time
 import traceback
 from collections.abc import Coroutine
@@ -177,6 +178,8 @@ class Hub:
         match command:
             case events.Send():
                 self._send(command)
+            case events.Say():
+                print(f"pipesvc coordinator: {command.text}", file=sys.stderr, flush=True)
             case events.EndSession():
                 if (session := self._sessions.get(command.session)) is not None:
                     session.end(command.error)

@@ -43,3 +43,15 @@ TRACE_BYTES: Final = 64 << 20
 # What a submission may weigh.
 BUNDLE_BYTES: Final = 16 << 20
 JOB_BYTES: Final = 1 << 20
+
+# Workers that dial a newcomer's data address, and that it dials: the join of one costs the same in a large fleet.
+NUM_PROBED_PEERS: Final = 8
+# For one peer: as long as a silent worker is given before it is lost.
+PROBE_TIMEOUT_S: Final = 3.0
+# An answer that has not come by then was lost, and the pair may be tried again.
+PROBE_ANSWER_BOUND_S: Final = 10.0
+# A pair that failed is tried again, soon the first time, to tell a passing trouble from one that stays.
+FIRST_REPROBE_S: Final = 1.0
+REPROBE_S: Final = 5.0
+# A finding older than this (its worker no longer answers) refuses no plan any more.
+FRESH_FINDING_S: Final = 15.0

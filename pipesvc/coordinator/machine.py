@@ -108,12 +108,11 @@ class Machine:
             case Ticked():
                 for loss in self.fleet.overdue(turn.now_s):
                     self._lose(loss, turn)
+                turn.probe(self.fleet.reach.due(self.fleet.available, turn.now_s))
                 for live in self._live.values():
                     live.tick(turn)
             case WorkerAttached():
-                replaced = self.fleet.attach(event.session, event.registration, turn.now_s)
-                if replaced is not None:
-                    self._lose(replaced, turn)
+                self._attach(event, turn)
             case WorkerDetached():
                 self.fleet.detach(event.session)
             case RunSubmitted():
@@ -126,6 +125,16 @@ class Machine:
                 if (record := self.record(event.run_id)) is not None:
                     record.other_warnings.append(event.text)
                     record.is_changed = True
+
+    def _attach(self, event: WorkerAttached, turn: Turn) -> None:
+        registration = event.registration
+        is_known = self.fleet.member(registration.name, registration.incarnation) is not None
+        replaced = self.fleet.attach(event.session, registration, turn.now_s)
+        if replaced is not None:
+            self._lose(replaced, turn)
+        member = self.fleet.speaker(event.session)
+        if member is not None and not is_known:
+            turn.probe(self.fleet.reach.joined(member, self.fleet.available, turn.now_s))
 
     def _tell_run(self, event: RunCancelled | WeightsMerged | RunConcluded, turn: Turn) -> None:
         live = self._live.get(event.run_id)
@@ -185,6 +194,9 @@ class Machine:
                     live.run_stopped(turn, member)
             case "draining":
                 self.fleet.drain(member, message.draining)
+            case "peers_probed":
+                probes = message.peers_probed.probes
+                turn.proclaim(self.fleet.reach.answered(member, probes, self.fleet.members, turn.now_s))
             case _:
                 pass
 

@@ -6,11 +6,15 @@ The planner is pure mathematics over its own values; this is the one place where
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
-from pipesvc.coordinator.fleet import Member
+from pipesvc.coordinator.failures import failure
+from pipesvc.coordinator.fleet import Fleet, Member
+from pipesvc.coordinator.reach import Unreached
 from pipesvc.core.plan import LayerInfo, Plan, StrategySettings, WorkerInfo
 from pipesvc.core.planner import MissingWorkers, make_plan
-from pipesvc.rpc.v1 import job_pb2, local_pb2, worker_pb2
+from pipesvc.errors import ErrorCode
+from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2, worker_pb2
 
 
 def plan_for(job: job_pb2.JobSpec, layers: Sequence[LayerInfo], members: Iterable[Member]) -> Plan | MissingWorkers:
@@ -32,12 +36,38 @@ def layers_of(inspected: local_pb2.Inspected) -> tuple[LayerInfo, ...]:
     )
 
 
-def plan_warnings(job: job_pb2.JobSpec, plan: Plan, members: Iterable[Member]) -> tuple[str, ...]:
-    """What the user should know about this plan: the planner's own warnings, then versions, then fingerprints."""
+def plan_warnings(job: job_pb2.JobSpec, plan: Plan, fleet: Fleet) -> tuple[str, ...]:
+    """What the user should know about this plan: the planner's own warnings, versions, fingerprints, broken ways."""
     names = {*plan.workers, plan.feeder_worker}
-    crew = [member for member in members if member.name in names]
+    crew = [member for member in fleet.available if member.name in names]
     executors = {member.name: member.registration.fingerprint for member in crew if member.name in plan.workers}
-    return (*plan.warnings, *_version_warnings(job, crew), *fingerprint_warnings(executors))
+    unreached = tuple(str(finding) for finding in _unreached_in(job, plan, fleet))
+    return (*plan.warnings, *_version_warnings(job, crew), *fingerprint_warnings(executors), *unreached)
+
+
+def unreachable(job: job_pb2.JobSpec, plan: Plan, fleet: Fleet, now_s: float) -> types_pb2.ErrorReport | None:
+    """The refusal of a plan that needs a way between two workers which has been tried and tried again in vain."""
+    for finding in _unreached_in(job, plan, fleet):
+        if finding.is_firm(now_s):
+            message = f"{finding} (tried {finding.num_probes} times in {now_s - finding.since_s:.0f} s)"
+            return failure(ErrorCode.LINK_LOST, message, advice=finding.advice, worker=finding.peer)
+    return None
+
+
+def _unreached_in(job: job_pb2.JobSpec, plan: Plan, fleet: Fleet) -> list[Unreached]:
+    """Where a worker of this plan could not dial another one to which it will send."""
+    stages = [stage.worker for stage in plan.stages]
+    pairs = [(plan.feeder_worker, stages[0])]
+    if job.data.has_labels:
+        pairs.append((plan.feeder_worker, stages[-1]))
+    for near, far in pairwise(stages):
+        pairs += [(near, far), (far, near)]
+    if job.clip_norm:
+        for stage in stages[1:]:
+            pairs += [(stage, stages[0]), (stages[0], stage)]
+    # Stages on one worker hand tensors over without a link; only the feeder, another process, dials its own worker.
+    needed = [pair for pair in dict.fromkeys(pairs) if pair[0] != pair[1] or pair[0] == plan.feeder_worker]
+    return fleet.reach.among(needed)
 
 
 def fingerprint_warnings(fingerprints: dict[str, str]) -> tuple[str, ...]:

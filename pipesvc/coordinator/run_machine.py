@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 from pipesvc.coordinator import saves
-from pipesvc.coordinator.events import ConcludeRun, RecordApplied, RecordPlan, RecordStep
+from pipesvc.coordinator.events import ConcludeRun, RecordApplied, RecordStep
 from pipesvc.coordinator.failures import failure, failure_of, lost, no_batch, not_ready, placed, step_timed_out
 from pipesvc.coordinator.fleet import Loss, Member
 from pipesvc.coordinator.limits import (
@@ -26,7 +26,7 @@ from pipesvc.coordinator.limits import (
     MAX_INSPECTIONS,
     STOP_BOUND_S,
 )
-from pipesvc.coordinator.planning import fingerprint_warnings, layers_of, plan_for, plan_warnings
+from pipesvc.coordinator.planning import fingerprint_warnings, layers_of, plan_for, plan_warnings, unreachable
 from pipesvc.coordinator.run_record import STATES, Child, Phase, RunRecord
 from pipesvc.coordinator.run_view import ended_message, role_name
 from pipesvc.coordinator.step_ledger import StepLedger
@@ -97,28 +97,23 @@ class RunMachine:
                 self._enter(Phase.WANTING_WORKERS, turn.now_s, record.job.worker_wait_s)
             return
         plan = record.plan
+        if (error := unreachable(record.job, plan, turn.fleet, turn.now_s)) is not None:
+            self.fail(turn, error)
+            return
         members = {name: turn.fleet.member(name) for name in (*plan.workers, plan.feeder_worker)}
         record.crew = {name: member.incarnation for name, member in members.items() if member is not None}
         record.unready = {Child(name, types_pb2.ROLE_EXECUTOR) for name in plan.workers}
         record.unready.add(Child(plan.feeder_worker, types_pb2.ROLE_FEEDER))
         record.ledger = StepLedger(plan.num_stages)
         self._enter(Phase.BUILDING, turn.now_s, record.job.build_timeout_s)
-        made = RecordPlan(
-            run_id=record.run_id,
-            digest=plan.digest,
-            plan_json=record.plan_json,
-            made_unix_ns=int(turn.now_s * 1e9),
-        )
-        turn.commands.append(made)
         turn.start_crew(record)
 
     def _make_plan(self, turn: Turn) -> bool:
         """Plan with the workers that are here; False when the job was refused."""
         record = self.record
         record.planned_generation = turn.fleet.generation
-        members = turn.fleet.available
         try:
-            plan = plan_for(record.job, record.layers, members)
+            plan = plan_for(record.job, record.layers, turn.fleet.available)
         except PipesvcError as error:
             self.fail(turn, failure_of(error))
             return False
@@ -127,7 +122,7 @@ class RunMachine:
             record.plan, record.plan_json, record.missing_text, record.plan_warnings = None, "", plan.text, ()
         else:
             record.plan, record.plan_json, record.missing_text = plan, plan.to_json(), ""
-            record.plan_warnings = plan_warnings(record.job, plan, members)
+            record.plan_warnings = plan_warnings(record.job, plan, turn.fleet)
         return True
 
     def _issue(self, turn: Turn) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipesvc.coordinator.limits import BEAT_TIMEOUT_S, CONCLUDE_BOUND_S, DATA_GRACE_S, SAVE_IDLE_S
+from pipesvc.coordinator.reach import Unreached
 from pipesvc.coordinator.run_record import Phase, RunRecord
 from pipesvc.core.plan import Plan
 from pipesvc.errors import ErrorCode
@@ -43,6 +44,18 @@ def ended_message(record: RunRecord, now_s: float) -> run_pb2.Run:
     if record.error is not None and record.outcome == run_pb2.RUN_STATE_FAILED:
         run.error.CopyFrom(record.error)
     return run
+
+
+def unreached_message(finding: Unreached) -> run_pb2.Unreached:
+    """Two workers between which no run can go."""
+    return run_pb2.Unreached(
+        worker=finding.worker,
+        peer=finding.peer,
+        data_address=finding.data_address,
+        problem=finding.problem,
+        since_unix_ns=unix_ns(finding.since_s),
+        num_probes=finding.num_probes,
+    )
 
 
 def unix_ns(time_s: float) -> int:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 from pipesvc.coordinator.hub import Hub
 from pipesvc.coordinator.message_file import read_messages
 from pipesvc.coordinator.run_record import ENDED_STATES
+from pipesvc.coordinator.run_view import unreached_message
 from pipesvc.coordinator.validation import check_submission
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.net.reports import abort_with
@@ -165,7 +166,10 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
             )
             for member in machine.fleet.members
         ]
-        return run_pb2.GetStatusResponse(workers=workers, runs=machine.live_runs(), term=machine.term)
+        unreached = [unreached_message(finding) for finding in machine.fleet.reach.unreached]
+        return run_pb2.GetStatusResponse(
+            workers=workers, runs=machine.live_runs(), term=machine.term, unreached=unreached
+        )
 
 
 def _size(file: BinaryIO) -> int:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
-from pipesvc.coordinator.events import Command, Send
+from pipesvc.coordinator.events import Command, RecordPlan, Say, Send
 from pipesvc.coordinator.fleet import Fleet, Member
-from pipesvc.coordinator.limits import STOP_GRACE_S
+from pipesvc.coordinator.limits import PROBE_TIMEOUT_S, STOP_GRACE_S
+from pipesvc.coordinator.reach import Ask, News
 from pipesvc.coordinator.run_record import RunRecord
 from pipesvc.core.schedules import in_flight_bound
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
@@ -22,14 +23,32 @@ class Turn:
     fleet: Fleet
     commands: list[Command] = field(default_factory=list)
 
+    def probe(self, asks: Iterable[Ask]) -> None:
+        """Have workers dial each other's data addresses."""
+        for ask in asks:
+            request = worker_pb2.ProbePeers(peers=ask.peers, timeout_ms=int(PROBE_TIMEOUT_S * 1000))
+            self._send(ask.incarnation, probe_peers=request)
+
+    def proclaim(self, news: Iterable[News]) -> None:
+        """Say here, and at the terminals of both workers, what has become known of a pair."""
+        for item in news:
+            self.commands.append(Say(text=str(item)))
+            for incarnation in item.incarnations:
+                self._send(incarnation, notice=worker_pb2.Notice(text=str(item)))
+
     def start_inspector(self, record: RunRecord, worker: str, incarnation: str) -> None:
         assignment = self._assignment(record, worker, types_pb2.ROLE_INSPECTOR, num_threads=1)
         self._send(incarnation, start_child=worker_pb2.StartChild(assignment=assignment))
 
     def start_crew(self, record: RunRecord) -> None:
-        """An executor on every worker of the plan, and the feeder."""
+        """Journal the plan, and start an executor on each of its workers, and the feeder."""
         plan = record.plan
         assert plan is not None
+        made_unix_ns = int(self.now_s * 1e9)
+        made = RecordPlan(
+            run_id=record.run_id, digest=plan.digest, plan_json=record.plan_json, made_unix_ns=made_unix_ns
+        )
+        self.commands.append(made)
         registrations = {name: self._registration(name) for name in record.crew}
         addresses = {stage.index: registrations[stage.worker].data_address for stage in plan.stages}
         addresses[-1] = registrations[plan.feeder_worker].data_address
@@ -102,6 +121,10 @@ class Turn:
         start_child: worker_pb2.StartChild | None = None,
         to_run: worker_pb2.ToRun | None = None,
         stop_run: worker_pb2.StopRun | None = None,
+        probe_peers: worker_pb2.ProbePeers | None = None,
+        notice: worker_pb2.Notice | None = None,
     ) -> None:
-        message = worker_pb2.AttachResponse(start_child=start_child, to_run=to_run, stop_run=stop_run)
+        message = worker_pb2.AttachResponse(
+            start_child=start_child, to_run=to_run, stop_run=stop_run, probe_peers=probe_peers, notice=notice
+        )
         self.commands.append(Send(incarnation=incarnation, message=message))

@@ -1,11 +1,13 @@
 """Addresses as people write them: HOST:PORT, and which of them face the network.
 
 gRPC accepts almost any text as a target and then waits for a name that nobody meant; here an address is checked when it
-is read, and the question "is this loopback" has one answer for all ports.
+is read, and the question "is this loopback" has one answer for all ports. What a name means is another matter: it is
+this host's own opinion, and on many hosts their own name is loopback (/etc/hosts of Debian: `127.0.1.1 NAME`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import socket
@@ -48,6 +50,37 @@ class Address:
         elif self.is_loopback:
             hosts += ["localhost", "127.0.0.1"] if self.host != "::1" else ["localhost"]
         return tuple(Address(host=host, port=self.port) for host in dict.fromkeys(hosts))
+
+
+def loopback_meant(address: Address) -> str:
+    """The loopback address that this host takes the name for; "" where it means more, or nothing, or is no name.
+
+    Asks the resolver, so it may take seconds.
+    """
+    if _literal(address.host) is not None or address.host == "localhost":
+        return ""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError:
+        return ""
+    hosts = [str(sockaddr[0]) for *_, sockaddr in found]
+    is_loopback = bool(hosts) and all(ipaddress.ip_address(host.partition("%")[0]).is_loopback for host in hosts)
+    return hosts[0] if is_loopback else ""
+
+
+def source_towards(peer: Address, *, prefers_ipv4: bool = True) -> str:
+    """The address of this host's interface towards the peer; "" without a route. Sends nothing, but resolves names."""
+    try:
+        found = socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_DGRAM)
+    except OSError:
+        return ""
+    if prefers_ipv4:
+        found.sort(key=lambda each: each[0] != socket.AF_INET)
+    for family, kind, _, _, sockaddr in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as asked:
+            asked.connect(sockaddr)
+            return str(asked.getsockname()[0])
+    return ""
 
 
 def parse(text: str, *, default_port: int | None = None) -> Address:

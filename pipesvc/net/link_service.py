@@ -67,9 +67,10 @@ class _Run:
 
 
 class LinkService:
-    """Serves `Carry` for the runs that are open."""
+    """Serves `Carry` for the runs that are open. `worker` is the name that a probe is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: str = "") -> None:
+        self._worker: Final = worker
         self._runs: dict[str, _Run] = {}
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -126,7 +127,7 @@ class LinkService:
         run_id, term_text = named.get("pipesvc-run", ""), named.get("pipesvc-term", "")
         run = self._runs.get(run_id)
         if run is None:
-            raise _not_found(run_id, "is not open here")
+            raise _not_found(run_id, "is not open here").at(Where(worker=self._worker))
         if not is_same_token(presented_token(metadata), run.token):
             message = f"the token presented is not that of run {run_id}"
             raise PipesvcError(ErrorCode.UNAUTHENTICATED, message, where=Where(run_id=run_id))

@@ -19,10 +19,11 @@ import grpc.aio
 
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.net import options
-from pipesvc.net.addresses import Address
+from pipesvc.net.addresses import Address, loopback_meant
 from pipesvc.net.reports import abort_with
 
 _TOKEN_ADVICE: Final = "Give --token-file, or set PIPESVC_TOKEN_FILE, to a copy of STATE_DIR/token of the coordinator"
+_LISTEN_ADVICE: Final = "listen on an IP address of this host, or on 0.0.0.0"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,10 @@ def bind(server: grpc.aio.Server, address: Address, *, is_insecure: bool = False
         banner = (
             f"WARNING: {address} faces the network without encryption: anyone on it can read and change what passes"
         )
+        if meant := loopback_meant(address):
+            banner = (
+                f"WARNING: {address.host} is {meant} on this host: no other host reaches {address}; {_LISTEN_ADVICE}"
+            )
     # "localhost" may mean two sockets of which gRPC is content with one.
     listened = Address(host="127.0.0.1", port=address.port) if address.host == "localhost" else address
     try:

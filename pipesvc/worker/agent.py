@@ -11,10 +11,8 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import secrets
 import shutil
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -23,12 +21,14 @@ from typing import Final
 from pipesvc import lifeline
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.net import loops, options, reports, servers, tokens
-from pipesvc.net.addresses import Address, parse
+from pipesvc.net.addresses import parse
 from pipesvc.net.link_service import LinkService
 from pipesvc.rpc.v1 import local_pb2, worker_pb2
 from pipesvc.worker import identity, work_dir
 from pipesvc.worker.nursery_client import NurseryClient
 from pipesvc.worker.parentage import adopt_orphans
+from pipesvc.worker.peers import PeerProber
+from pipesvc.worker.registration import Registration, check_listen
 from pipesvc.worker.session import Dial, Outbox, Session
 from pipesvc.worker.settings import WorkerSettings
 from pipesvc.worker.worker_run import WorkerRun
@@ -57,6 +57,7 @@ class Agent:
         self._idle = asyncio.Event()
         self._idle.set()
         self.outbox = Outbox(self._pressed)
+        self._peers = PeerProber(self.outbox)
 
     def say(self, line: str) -> None:
         print(f"pipesvc worker {self._settings.name}: {line}", file=sys.stderr, flush=True)
@@ -95,6 +96,10 @@ class Agent:
             case "stop_run":
                 stop = response.stop_run
                 self._stop_run(stop.run_id, stop.reason, stop.grace_s)
+            case "probe_peers":
+                self._peers.ask(response.probe_peers)
+            case "notice":
+                self.say(response.notice.text)
 
     def drain(self) -> None:
         """Take nothing new, and become idle when the present run has ended."""
@@ -119,6 +124,7 @@ class Agent:
     async def close(self) -> None:
         """End every run, then the nursery, and wait for that."""
         self._end_all("the worker ends")
+        await self._peers.close()
         await asyncio.gather(*self._ending.values())
         await self._nursery.close()
 
@@ -177,8 +183,9 @@ async def serve(settings: WorkerSettings) -> None:
     """Be a worker until told to end (SIGTERM or SIGINT: drain; a second one: at once). Refusals are raised."""
     devices = identity.parse_devices(settings.device)
     coordinator = parse(settings.coordinator)
+    check_listen(settings)
     server = servers.make_server(token=None, server_options=options.DATA_SERVER)
-    service = LinkService()
+    service = LinkService(settings.name)
     service.add_to(server)
     bound = servers.bind(server, parse(settings.listen), is_insecure=settings.is_insecure)
     await server.start()
@@ -187,18 +194,13 @@ async def serve(settings: WorkerSettings) -> None:
             agent = Agent(settings, service, folder)
             if bound.banner:
                 agent.say(bound.banner)
-            data_address = _advertised(settings, bound.address, coordinator)
-            if not coordinator.is_loopback and bound.address.is_loopback:
-                agent.say(
-                    f"other hosts cannot reach {data_address}, its data server: give --listen HOST:PORT --insecure"
-                )
             dial = Dial(
                 address=coordinator,
                 find_token=lambda: tokens.find_token(coordinator, settings.token_file),
                 wait_s=settings.coordinator_wait_s,
             )
-            register = _register(settings, devices, str(data_address))
-            await _work(agent, Session(dial, register, agent, agent.outbox))
+            registration = Registration(settings, devices, bound.address, agent.say)
+            await _work(agent, Session(dial, registration.message, agent, agent.outbox))
     finally:
         await server.stop(SERVER_GRACE_S)
 
@@ -246,35 +248,6 @@ async def _drained(agent: Agent, signals: asyncio.Queue[signal.Signals]) -> None
 def _end_at_once(agent: Agent) -> None:
     agent.vanish()
     os._exit(LIFELINE_EXIT)
-
-
-def _register(settings: WorkerSettings, devices: tuple[str, ...], data_address: str) -> worker_pb2.Register:
-    return worker_pb2.Register(
-        name=settings.name,
-        incarnation=secrets.token_hex(8),
-        host=identity.host(),
-        boot_id=identity.boot_id(),
-        devices=devices,
-        memory_bytes=identity.memory_bytes(),
-        num_cores=identity.num_cores(),
-        num_threads=settings.num_threads,
-        versions=identity.versions(),
-        data_address=data_address,
-        fingerprint=identity.fingerprint(devices, settings.num_threads),
-    )
-
-
-def _advertised(settings: WorkerSettings, bound: Address, coordinator: Address) -> Address:
-    """What others dial: what was said, else what is bound; for a wildcard, the interface towards the coordinator."""
-    if settings.advertise:
-        return parse(settings.advertise)
-    if not bound.is_wildcard:
-        return bound
-    family = socket.AF_INET6 if ":" in bound.host else socket.AF_INET
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((coordinator.host, coordinator.port))  # sends nothing: only asks for the route
-        return Address(host=probe.getsockname()[0], port=bound.port)
-    return Address(host=identity.host().lower(), port=bound.port)
 
 
 def _prepare_process() -> None:

@@ -113,9 +113,12 @@ class Dial:
 
 
 class Session:
-    """`run` ends by an exception only: a refusal, or COORDINATOR_ABSENT or COORDINATOR_LOST after the wait."""
+    """`run` ends by an exception only: a refusal, or COORDINATOR_ABSENT or COORDINATOR_LOST after the wait.
 
-    def __init__(self, dial: Dial, register: worker_pb2.Register, host: Host, outbox: Outbox) -> None:
+    `register` is called in a thread, before each dial.
+    """
+
+    def __init__(self, dial: Dial, register: Callable[[], worker_pb2.Register], host: Host, outbox: Outbox) -> None:
         self._dial = dial
         self._register = register
         self._host = host
@@ -152,11 +155,12 @@ class Session:
         self._is_welcomed = False
         try:
             metadata = channels.auth_metadata(self._dial.find_token())
+            register = await asyncio.to_thread(self._register)
             async with channels.aio_channel(self._dial.address) as channel:
                 stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
                 call = stub.Attach(metadata=metadata)
                 try:
-                    await self._converse(call)
+                    await self._converse(call, register)
                 finally:
                     call.cancel()
         except grpc.RpcError as error:
@@ -168,9 +172,9 @@ class Session:
                 self._lost_timer = asyncio.create_task(self._report_lost(), name="coordinator lost timer")
         return PipesvcError(ErrorCode.COORDINATOR_LOST, f"the coordinator at {self._dial.address} ended the connection")
 
-    async def _converse(self, call: Any) -> None:
+    async def _converse(self, call: Any, register: worker_pb2.Register) -> None:
         responses: AsyncIterator[worker_pb2.AttachResponse] = aiter(call)
-        welcome = await self._greet(call, responses)
+        welcome = await self._greet(call, register, responses)
         self._beat_interval_s = welcome.beat_interval_ms / 1000 or self._beat_interval_s
         self._beat_timeout_s = welcome.beat_timeout_ms / 1000 or self._beat_timeout_s
         self._is_welcomed = self._was_connected = True
@@ -185,12 +189,14 @@ class Session:
             with contextlib.suppress(asyncio.CancelledError, asyncio.InvalidStateError, grpc.RpcError):
                 await writer
 
-    async def _greet(self, call: Any, responses: AsyncIterator[worker_pb2.AttachResponse]) -> worker_pb2.Welcome:
+    async def _greet(
+        self, call: Any, register: worker_pb2.Register, responses: AsyncIterator[worker_pb2.AttachResponse]
+    ) -> worker_pb2.Welcome:
         try:
             async with asyncio.timeout(WELCOME_WAIT_S):
                 # A write to a call that has failed raises InvalidStateError; the read knows the reason.
                 with contextlib.suppress(asyncio.InvalidStateError):
-                    await call.write(worker_pb2.AttachRequest(register=self._register))
+                    await call.write(worker_pb2.AttachRequest(register=register))
                 first = await anext(responses)
         except TimeoutError:
             text = f"the coordinator at {self._dial.address} does not answer within {WELCOME_WAIT_S:g} s"

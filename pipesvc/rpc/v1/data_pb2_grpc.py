@@ -48,6 +48,7 @@ class LinkServiceServicer:
         """One stream per link: frames one way, credit and acknowledgements back. The request metadata names the link:
         pipesvc-run, pipesvc-term, pipesvc-link ("producer>consumer/kind") and authorization ("Bearer TOKEN of the run").
         The first reply comes at once and says where to go on after a reconnect.
+        A call that names no run is a probe: it is refused with RUN_NOT_FOUND, and the error report names the worker that answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

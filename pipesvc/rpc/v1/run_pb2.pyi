@@ -135,6 +135,22 @@ class WorkerStatus(_message.Message):
     children: _containers.RepeatedCompositeFieldContainer[_worker_pb2.ChildProgress]
     def __init__(self, registration: _Optional[_Union[_worker_pb2.Register, _Mapping]] = ..., is_draining: _Optional[bool] = ..., last_beat_age_s: _Optional[float] = ..., children: _Optional[_Iterable[_Union[_worker_pb2.ChildProgress, _Mapping]]] = ...) -> None: ...
 
+class Unreached(_message.Message):
+    __slots__ = ("worker", "peer", "data_address", "problem", "since_unix_ns", "num_probes")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROBES_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    peer: str
+    data_address: str
+    problem: str
+    since_unix_ns: int
+    num_probes: int
+    def __init__(self, worker: _Optional[str] = ..., peer: _Optional[str] = ..., data_address: _Optional[str] = ..., problem: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., num_probes: _Optional[int] = ...) -> None: ...
+
 class SubmitRunRequest(_message.Message):
     __slots__ = ("run_id", "job", "bundle")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -270,11 +286,13 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("workers", "runs", "term")
+    __slots__ = ("workers", "runs", "term", "unreached")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    UNREACHED_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     runs: _containers.RepeatedCompositeFieldContainer[Run]
     term: int
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., term: _Optional[int] = ...) -> None: ...
+    unreached: _containers.RepeatedCompositeFieldContainer[Unreached]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., term: _Optional[int] = ..., unreached: _Optional[_Iterable[_Union[Unreached, _Mapping]]] = ...) -> None: ...

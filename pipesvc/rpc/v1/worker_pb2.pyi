@@ -110,21 +110,47 @@ class LogLines(_message.Message):
     is_stderr: bool
     def __init__(self, run_id: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., lines: _Optional[_Iterable[str]] = ..., is_stderr: _Optional[bool] = ...) -> None: ...
 
+class Peer(_message.Message):
+    __slots__ = ("name", "incarnation", "data_address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    incarnation: str
+    data_address: str
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., data_address: _Optional[str] = ...) -> None: ...
+
+class PeerProbe(_message.Message):
+    __slots__ = ("peer", "problem")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    peer: Peer
+    problem: str
+    def __init__(self, peer: _Optional[_Union[Peer, _Mapping]] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class PeersProbed(_message.Message):
+    __slots__ = ("probes",)
+    PROBES_FIELD_NUMBER: _ClassVar[int]
+    probes: _containers.RepeatedCompositeFieldContainer[PeerProbe]
+    def __init__(self, probes: _Optional[_Iterable[_Union[PeerProbe, _Mapping]]] = ...) -> None: ...
+
 class AttachRequest(_message.Message):
-    __slots__ = ("register", "beat", "child_report", "run_stopped", "log_lines", "draining")
+    __slots__ = ("register", "beat", "child_report", "run_stopped", "log_lines", "draining", "peers_probed")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     CHILD_REPORT_FIELD_NUMBER: _ClassVar[int]
     RUN_STOPPED_FIELD_NUMBER: _ClassVar[int]
     LOG_LINES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    PEERS_PROBED_FIELD_NUMBER: _ClassVar[int]
     register: Register
     beat: Beat
     child_report: ChildReport
     run_stopped: RunStopped
     log_lines: LogLines
     draining: bool
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., child_report: _Optional[_Union[ChildReport, _Mapping]] = ..., run_stopped: _Optional[_Union[RunStopped, _Mapping]] = ..., log_lines: _Optional[_Union[LogLines, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    peers_probed: PeersProbed
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., child_report: _Optional[_Union[ChildReport, _Mapping]] = ..., run_stopped: _Optional[_Union[RunStopped, _Mapping]] = ..., log_lines: _Optional[_Union[LogLines, _Mapping]] = ..., draining: _Optional[bool] = ..., peers_probed: _Optional[_Union[PeersProbed, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("term", "beat_interval_ms", "beat_timeout_ms")
@@ -177,14 +203,32 @@ class StopRun(_message.Message):
     reason: str
     def __init__(self, run_id: _Optional[str] = ..., grace_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class ProbePeers(_message.Message):
+    __slots__ = ("peers", "timeout_ms")
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    timeout_ms: int
+    def __init__(self, peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class Notice(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
 class AttachResponse(_message.Message):
-    __slots__ = ("welcome", "start_child", "to_run", "stop_run")
+    __slots__ = ("welcome", "start_child", "to_run", "stop_run", "probe_peers", "notice")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     START_CHILD_FIELD_NUMBER: _ClassVar[int]
     TO_RUN_FIELD_NUMBER: _ClassVar[int]
     STOP_RUN_FIELD_NUMBER: _ClassVar[int]
+    PROBE_PEERS_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     start_child: StartChild
     to_run: ToRun
     stop_run: StopRun
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., start_child: _Optional[_Union[StartChild, _Mapping]] = ..., to_run: _Optional[_Union[ToRun, _Mapping]] = ..., stop_run: _Optional[_Union[StopRun, _Mapping]] = ...) -> None: ...
+    probe_peers: ProbePeers
+    notice: Notice
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., start_child: _Optional[_Union[StartChild, _Mapping]] = ..., to_run: _Optional[_Union[ToRun, _Mapping]] = ..., stop_run: _Optional[_Union[StopRun, _Mapping]] = ..., probe_peers: _Optional[_Union[ProbePeers, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...

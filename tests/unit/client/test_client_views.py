@@ -88,6 +88,16 @@ def test_status_names_workers_and_what_is_awaited() -> None:
     assert status_text(run_pb2.GetStatusResponse()) == "no workers\nno live runs"
 
 
+def test_status_warns_of_workers_that_cannot_reach_each_other() -> None:
+    status = run_pb2.GetStatusResponse()
+    for worker in ("a", "b"):
+        found = status.unreached.add(worker=worker, peer="b", data_address="h2:7001", problem="no answer")
+        found.since_unix_ns, found.num_probes = 90_000_000_000, 3
+    text = status_text(status, now_s=100.0)
+    assert "WARNING: worker a cannot reach b at h2:7001: no answer (since 10 s, tried 3 times)" in text
+    assert "WARNING: worker b cannot reach itself at h2:7001: no answer" in text
+
+
 def test_runs_show_their_error_in_one_line() -> None:
     error = types_pb2.ErrorReport(code="STAGE_FAILED", message="ValueError:\nboom", traceback="Traceback ...\nboom")
     run = run_pb2.Run(run_id="r1", state=run_pb2.RUN_STATE_FAILED, error=error, num_committed_steps=3, num_steps=9)
