@@ -132,7 +132,7 @@ class Session:
     async def run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
         looking_since = time.monotonic()
-        has_told = False
+        has_told = was_internal = False
         try:
             while True:
                 error = await self._attach()
@@ -142,7 +142,11 @@ class Session:
                     backoff_s, looking_since, has_told = FIRST_BACKOFF_S, time.monotonic(), False
                 if time.monotonic() - looking_since + backoff_s > self._dial.wait_s:
                     raise error
-                if not has_told:
+                # grpc.aio says INTERNAL of a stream that is refused while its first message is written: the next dial
+                # hears the refusal itself.
+                is_riddle = error.code is ErrorCode.INTERNAL and not was_internal
+                was_internal = error.code is ErrorCode.INTERNAL
+                if not has_told and not is_riddle:
                     has_told = True
                     self._host.say(f"{error.details.message}; dialling for up to {self._dial.wait_s:g} s")
                 await asyncio.sleep(backoff_s)
