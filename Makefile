@@ -12,6 +12,7 @@ help:
 	@echo "make compose-test   build the images of docker/ and train in containers, with podman (as root, it installs what is missing)"
 
 $(STAMP): pyproject.toml constraints-dev.txt
+	@echo "installing into $(VENV): about a minute"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints-dev.txt --editable '.[dev]'
 	@touch $@

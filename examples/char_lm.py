@@ -104,6 +104,9 @@ def make_job(num_steps: int) -> pipesvc.Job:
     )
 
 
+job = make_job(num_steps=500)  # for `pipesvc submit examples/char_lm.py:job`
+
+
 @torch.no_grad()
 def write(model: nn.Module, prompt: str, num_characters: int) -> str:
     """Continue the prompt, one character at a time: too little work at once for more than one thread."""
@@ -144,4 +147,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except pipesvc.PipesvcError as error:
+        raise SystemExit(str(error)) from None

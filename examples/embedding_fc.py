@@ -88,4 +88,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except pipesvc.PipesvcError as error:
+        raise SystemExit(str(error)) from None

@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 import warnings
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn, TextIO
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:7700"
 COORDINATOR_VARIABLE: Final = "PIPESVC_COORDINATOR"
-# Shells and tests know 130 as "ended by Ctrl-C".
-_INTERRUPTED: Final = 130
 
 app = typer.Typer(
     name="pipesvc",
@@ -121,21 +120,34 @@ def submit(
     coordinator: Coordinator = DEFAULT_ADDRESS,
     token_file: TokenFile = None,
 ) -> None:
-    """Submit a job and follow it. Ctrl-C leaves the run going."""
+    """Submit a job and follow it. Ctrl-C leaves the run going, unless this command streams its data."""
+    from pipesvc.client.command import cancel_streamed
     from pipesvc.client.loading import load_job
+    from pipesvc.client.progress import SubmitView
 
     loaded = load_job(job)
+    view = SubmitView(sys.stdout, sys.stderr)
     with _connect(coordinator, token_file) as client:
-        run = client.submit(loaded, run_id)
-        print(run.run_id, flush=True)
-        _follow(run)
+        try:
+            _follow(client.submit(loaded, run_id, on_event=view))
+        except KeyboardInterrupt as interrupt:
+            if view.run_id and client.is_source_of(view.run_id):
+                cancel_streamed(view.run_id, coordinator, token_file)
+            else:
+                notes = getattr(interrupt, "__notes__", [client.farewell(view.run_id)] if view.run_id else [])
+                print("", *notes, sep="\n", file=sys.stderr)
+            raise
 
 
 @app.command()
 def watch(run_id: RunId, coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = None) -> None:
     """Follow a run until it ends: step, loss, rows per second, time left."""
     with _connect(coordinator, token_file) as client:
-        _follow(client.attach(run_id))
+        try:
+            _follow(client.attach(run_id))
+        except KeyboardInterrupt:
+            print(f"\n{client.farewell(run_id)}", file=sys.stderr)
+            raise
 
 
 @app.command()
@@ -199,10 +211,13 @@ def weights(
     token_file: TokenFile = None,
 ) -> None:
     """Fetch the whole model's state as one safetensors file; of a live run, after its next step."""
+    from pipesvc.client.weights_file import is_replaced
+
     with _connect(coordinator, token_file) as client:
         path = out if out is not None else Path(f"{run_id}.safetensors")
         step = client.attach(run_id).save_weights(path)
-    print(f"{path}: the weights after step {step}")
+    # The weights may have gone to the standard output itself.
+    print(f"{path}: the weights after step {step}", file=sys.stdout if is_replaced(path) else sys.stderr)
 
 
 @app.command()
@@ -233,22 +248,17 @@ def health(
     print(f"healthy: the coordinator at {coordinator} has {len(names)} worker{'s' if len(names) != 1 else ''}")
 
 
-def _connect(address: str, token_file: Path | None) -> Client:
-    from pipesvc.client.connection import connect
+def _connect(address: str, token_file: Path | None) -> AbstractContextManager[Client]:
+    from pipesvc.client.command import connected
 
-    return connect(address, token_file=token_file)
+    return connected(address, token_file)
 
 
 def _follow(run: Run) -> None:
     from pipesvc.client.progress import follow
     from pipesvc.client.run import cancelled
 
-    try:
-        state = follow(run)
-    except KeyboardInterrupt:
-        print(f"\nThe run goes on: pipesvc watch {run.run_id}", file=sys.stderr)
-        raise typer.Exit(_INTERRUPTED) from None
-    if state == "CANCELLED":
+    if follow(run) == "CANCELLED":
         raise cancelled(run.run_id)
 
 

@@ -10,6 +10,7 @@ import re
 import secrets
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -62,7 +63,8 @@ class Client:
 
     def __init__(self, address: str, *, token_file: str | Path | None = None) -> None:
         self._transport = Transport(address, Path(token_file) if token_file is not None else None)
-        self._streams: list[BatchStream] = []
+        # Streamed runs that this client submitted first, with their stream once it has begun.
+        self._streams: dict[str, BatchStream | None] = {}
 
     def __enter__(self) -> Client:
         return self
@@ -76,10 +78,14 @@ class Client:
     def address(self) -> str:
         return str(self._transport.address)
 
-    def submit(self, job: Job, run_id: str | None = None) -> Run:
+    def submit(
+        self, job: Job, run_id: str | None = None, *, on_event: Callable[[run_pb2.Run], None] | None = None
+    ) -> Run:
         """Hand the job over; returns when it has a plan, or stands behind another run. Raises what it was refused for.
 
-        A repeat with the same `run_id` and the same job gives the same run.
+        A repeat with the same `run_id` and the same job gives the same run; where its batches are streamed, only the
+        client that submitted it first streams them. `on_event` is told the run as soon as the coordinator has it, and
+        its changes until `submit` returns.
         """
         refuse_inside_worker()
         submission = make_submission(job)
@@ -89,9 +95,30 @@ class Client:
                 ErrorCode.INVALID_JOB, f"the run id {run_id!r} is not of up to 63 letters, digits, dots, dashes"
             )
         request = run_pb2.SubmitRunRequest(run_id=run_id, job=submission.spec, bundle=submission.bundle.data)
-        response = self._transport.call(self._transport.stub.SubmitRun, request)
-        self._await_plan(response.run.run_id, job)
+        if isinstance(job.data, StreamSource) and run_id not in self._streams and not self._exists(run_id):
+            self._streams[run_id] = None
+        try:
+            response = self._transport.call(self._transport.stub.SubmitRun, request)
+            if on_event is not None:
+                on_event(response.run)
+            self._await_plan(run_id, job, on_event)
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(self.farewell(run_id))
+            raise
         return Run(self._transport, run_id, self._start_stream(run_id, job))
+
+    def is_source_of(self, run_id: str) -> bool:
+        """True for a run that cannot go on without this client, which has not streamed all of its batches."""
+        if run_id not in self._streams:
+            return False
+        stream = self._streams[run_id]
+        return stream is None or not stream.is_delivered
+
+    def farewell(self, run_id: str) -> str:
+        """What becomes of the run when this process leaves now, and how to end it."""
+        if self.is_source_of(run_id):
+            return f"The run {run_id} cannot go on without the stream of this process; end it: pipesvc cancel {run_id}"
+        return f"The run {run_id} goes on; follow it: pipesvc watch {run_id}; end it: pipesvc cancel {run_id}"
 
     def attach(self, run_id: str) -> Run:
         """A run that was submitted by this or another process."""
@@ -114,12 +141,24 @@ class Client:
 
     def close(self) -> None:
         """End the streams and the connection. Runs go on."""
-        for stream in self._streams:
-            stream.close()
-        self._streams.clear()
-        self._transport.close()
+        try:
+            for stream in self._streams.values():
+                if stream is not None:
+                    stream.close()
+            self._streams.clear()
+        finally:
+            self._transport.close()
 
-    def _await_plan(self, run_id: str, job: Job) -> None:
+    def _exists(self, run_id: str) -> bool:
+        try:
+            self._transport.call(self._transport.stub.GetRun, run_pb2.GetRunRequest(run_id=run_id))
+        except PipesvcError as error:
+            if error.code is not ErrorCode.RUN_NOT_FOUND:
+                raise
+            return False
+        return True
+
+    def _await_plan(self, run_id: str, job: Job, on_event: Callable[[run_pb2.Run], None] | None) -> None:
         limit_s = 2 * job.worker_wait_s + job.build_timeout_s
         shown: set[str] = set()
         try:
@@ -127,6 +166,8 @@ class Client:
                 for event in events:
                     if not isinstance(event, run_pb2.Run):
                         continue
+                    if on_event is not None:
+                        on_event(event)
                     for text in event.warnings:
                         if text not in shown:
                             shown.add(text)
@@ -149,8 +190,13 @@ class Client:
     def _start_stream(self, run_id: str, job: Job) -> BatchStream | None:
         if not isinstance(job.data, StreamSource):
             return None
-        stream = BatchStream(self._transport, run_id, job)
-        self._streams.append(stream)
+        if run_id not in self._streams:
+            text = f"the run {run_id} was there before: its batches come from the client that submitted it first"
+            warnings.warn(text, PipesvcWarning, stacklevel=3)
+            return None
+        stream = self._streams[run_id]
+        if stream is None:
+            stream = self._streams[run_id] = BatchStream(self._transport, run_id, job)
         return stream
 
 

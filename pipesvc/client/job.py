@@ -11,13 +11,15 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
+from typing import Any, Final
 
 from pipesvc.client.calls import Call, Optimizer, as_call, check_function, refuse
 from pipesvc.core.schedules import SCHEDULE_NAMES, check_counts
 
 __all__ = ["Call", "DataSource", "Job", "Optimizer", "Strategy", "StreamSource"]
 
+# Batches; the coordinator refuses more.
+MAX_CAPACITY: Final = 65_536
 _YIELDS = ("sample", "sample_list", "batch")
 
 
@@ -60,6 +62,11 @@ class _Source:
         if self.batch_size is not None:
             _at_least("batch_size", self.batch_size, 1)
         _at_least("capacity", self.capacity, 1)
+        if self.capacity > MAX_CAPACITY:
+            raise refuse(
+                f"capacity is {self.capacity}; it counts whole batches, {MAX_CAPACITY} at most",
+                "A few more than the training uses while the source is slow are enough; the default is 64",
+            )
         _duration("timeout_s", self.timeout_s)
 
 
@@ -141,8 +148,8 @@ class Job:
     loss: Callable[..., Any] | Call | None = None
     """loss(output, label), or loss(output) without labels; None: the model's last layer returns the loss."""
     strategy: Strategy = field(default_factory=Strategy)
-    epochs: int | None = 1
-    """Passes over the data; None: as many as max_steps needs."""
+    epochs: int | None = None
+    """Passes over the data; None: one, or as many as max_steps needs."""
     max_steps: int | None = None
     """End after this many steps, also within an epoch."""
     seed: int = 0
@@ -162,6 +169,13 @@ class Job:
     """How long building the model, the optimizer and the source may take."""
     step_timeout_s: float = 600.0
     """How long one step may take."""
+
+    @property
+    def num_epochs(self) -> int:
+        """Passes over the data; 0: as many as max_steps needs."""
+        if self.epochs is not None:
+            return self.epochs
+        return 0 if self.max_steps is not None and isinstance(self.data, DataSource) else 1
 
     def __post_init__(self) -> None:
         as_call(self.model, what="model")
@@ -202,17 +216,15 @@ class Job:
             raise refuse(
                 "weight is given, but labels=False leaves nothing to weigh", "Leave weight out, or give labels"
             )
-        if isinstance(data, StreamSource) and self.epochs != 1:
+        if isinstance(data, StreamSource) and self.epochs not in (None, 1):
             raise refuse(
                 f"epochs is {self.epochs}, but a streamed source is read once",
-                "Leave epochs at 1 and repeat the data in the iterable",
+                "Leave epochs out and repeat the data in the iterable",
             )
 
     def _check_numbers(self) -> None:
         if self.epochs is not None:
             _at_least("epochs", self.epochs, 1)
-        elif self.max_steps is None:
-            raise refuse("epochs is None and max_steps too: the run would have no end", "Give one of them")
         if self.max_steps is not None:
             _at_least("max_steps", self.max_steps, 1)
         _at_least("seed", self.seed, 0)

@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import IO, Final, Protocol
 
 from pipesvc.client.run import Run
-from pipesvc.client.watching import Step, state_name
+from pipesvc.client.watching import ENDED, Step, state_name
 from pipesvc.rpc.v1 import run_pb2
 
 _NUM_RECENT: Final = 50
@@ -73,6 +73,24 @@ def follow(run: Run, *, file: IO[str] | None = None, from_step: int = 1) -> str:
     finally:
         view.close()
     return state
+
+
+class SubmitView:
+    """What a submitted run shows until it has a plan: its id on `out`, for scripts, then what it waits for."""
+
+    def __init__(self, out: IO[str], file: IO[str]) -> None:
+        self._out, self._file = out, file
+        self._shown = ""
+        self.run_id = ""
+
+    def __call__(self, run: run_pb2.Run) -> None:
+        if not self.run_id:
+            self.run_id = run.run_id
+            print(run.run_id, file=self._out, flush=True)
+        text = waiting_text(run)
+        if text and text != self._shown and run.state not in ENDED:
+            self._shown = text
+            print(f"{run.run_id}: {state_name(run.state)}: waits for {text}", file=self._file, flush=True)
 
 
 def waiting_text(run: run_pb2.Run) -> str:

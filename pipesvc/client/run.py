@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pipesvc.client import weights_file
 from pipesvc.client.transport import Transport
 from pipesvc.client.watching import ENDED, NO_STEP, Step, failure_of, state_name, watch
 from pipesvc.core.plan import Plan
@@ -111,17 +112,11 @@ class Run:
 
     def save_weights(self, path: str | Path) -> int:
         """Write the whole model's state as one safetensors file; returns the step after which it was taken."""
-        target = Path(path)
-        draft = target.with_name(f".{target.name}.part")
-        try:
-            with draft.open("wb") as file:
-                step = 0
-                for step_of_part, data in self._weights():
-                    step = step_of_part
-                    file.write(data)
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
+        step = 0
+        with weights_file.writing(Path(path)) as write:
+            for step_of_part, data in self._weights():
+                step = step_of_part
+                write(data)
         return step
 
     def state_dict(self) -> dict[str, torch.Tensor]:

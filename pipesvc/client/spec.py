@@ -51,7 +51,7 @@ def make_submission(job: Job) -> Submission:
         name=job.name or references["model"].qualname,
         data=_data_spec(job),
         strategy=_strategy_spec(job.strategy),
-        epochs=job.epochs or 0,
+        epochs=job.num_epochs,
         max_steps=job.max_steps or 0,
         seed=job.seed,
         clip_norm=job.clip_norm or 0.0,

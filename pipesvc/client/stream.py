@@ -46,6 +46,9 @@ class BatchStream:
         self._source: StreamSource = job.data
         self._max_batches = job.max_steps
         self._failure: PipesvcError | None = None
+        self._has_delivered = False
+        self.is_delivered = False
+        """True once the receiver has everything: from then on the run does not need this process."""
         # Set from outside, when nothing matters any more; the other one also when the link or the source has ended.
         self._is_closed = threading.Event()
         self._is_stopped = threading.Event()
@@ -104,6 +107,14 @@ class BatchStream:
             if not done.done():
                 done.set_result(error)
 
+        def delivered() -> None:
+            self._has_delivered = True
+            self._permits.release()
+
+        def delivered_end() -> None:
+            self.is_delivered = True
+            finish()
+
         self._sender = LinkSender(
             link=LINK,
             run_id=self._run_id,
@@ -123,11 +134,11 @@ class BatchStream:
                     self._sender.send(tensor)
 
         def read() -> None:
-            num_batches = self._read(lambda step, tree: from_reader(send, _parcel(step, tree, self._permits.release)))
+            num_batches = self._read(lambda step, tree: from_reader(send, _parcel(step, tree, delivered)))
             if num_batches is None:
                 from_reader(finish)
             else:
-                from_reader(send, _parcel(num_batches + 1, {"end": True}, finish))
+                from_reader(send, _parcel(num_batches + 1, {"end": True}, delivered_end))
 
         self._reader = threading.Thread(target=read, name=f"pipesvc-read-{self._run_id}", daemon=True)
         self._reader.start()
@@ -139,7 +150,10 @@ class BatchStream:
             await self._sender.close()
             self._sender = None
         error = done.result() if done.done() else None
-        if error is not None and not await asyncio.to_thread(self._ends_soon):
+        if error is not None and error.code is ErrorCode.BAD_FRAME and not self._has_delivered:
+            # The receiver knows this link and expects other frames than this stream's first: it is not the first.
+            self._failure = self._failure or _streamed_by_another(self._run_id)
+        elif error is not None and not await asyncio.to_thread(self._ends_soon):
             self._fail(error)
 
     def _read(self, hand_over: Callable[[int, object], None]) -> int | None:
@@ -187,6 +201,15 @@ class BatchStream:
                 return True
             time.sleep(_POLL_S)
         return False
+
+
+def _streamed_by_another(run_id: str) -> PipesvcError:
+    return PipesvcError(
+        ErrorCode.RUN_EXISTS,
+        "another client streams the batches of this run; this one has sent none, and the run was left alone",
+        advice=f"Follow it with `pipesvc watch {run_id}`, or submit under a new run id",
+        where=Where(run_id=run_id),
+    )
 
 
 def _failure_of_source(error: Exception, run_id: str, batch_number: int) -> PipesvcError:

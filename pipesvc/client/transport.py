@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import grpc
 
+from pipesvc.client import interrupts
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.net import addresses, channels, reports, tokens
 from pipesvc.rpc.v1 import run_pb2_grpc
@@ -65,7 +66,8 @@ class Transport:
         except grpc.RpcError as error:
             raise self.error_of(error) from None
         finally:
-            call.cancel()
+            with interrupts.deferred():
+                call.cancel()
 
     def is_away(self, error: grpc.RpcError) -> bool:
         """True when a coordinator that answered before cannot be reached: it may come back."""
@@ -85,7 +87,8 @@ class Transport:
 
     def close(self) -> None:
         self._is_closed = True
-        self._channel.close()
+        with interrupts.deferred():
+            self._channel.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -13,6 +13,7 @@ from typing import Final
 
 import grpc
 
+from pipesvc.client import interrupts
 from pipesvc.client.transport import Retries, Transport
 from pipesvc.errors import PipesvcError
 from pipesvc.net import reports
@@ -93,4 +94,5 @@ def watch(
             if not is_over and not retries.pause():
                 raise transport.ended_early(f"the event stream of run {run_id}")
         finally:
-            call.cancel()
+            with interrupts.deferred():
+                call.cancel()

@@ -23,7 +23,7 @@ from pipesvc.coordinator.service_runs import RunServicer
 from pipesvc.coordinator.service_workers import WorkerServicer
 from pipesvc.coordinator.settings import CoordinatorSettings
 from pipesvc.coordinator.store import Store
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.errors import CATALOGUE, ErrorCode, PipesvcError
 from pipesvc.net import loops, servers, tokens
 from pipesvc.net.addresses import Address, parse
 from pipesvc.rpc.v1 import run_pb2_grpc, worker_pb2_grpc
@@ -41,6 +41,9 @@ def main(settings: CoordinatorSettings) -> int:
     except PipesvcError as error:
         print(f"pipesvc coordinator: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except OSError as error:
+        print(f"pipesvc coordinator: {error}", file=sys.stderr, flush=True)
+        return CATALOGUE[ErrorCode.INTERNAL][1]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     return 0
@@ -48,7 +51,8 @@ def main(settings: CoordinatorSettings) -> int:
 
 async def serve(settings: CoordinatorSettings, *, ready: Callable[[str], None] | None) -> None:
     """Serve until a signal or a cancellation; `ready` is told the address that clients and workers dial."""
-    token, token_path = tokens.ensure_token(settings.state_dir)
+    with _using(settings.state_dir):
+        token, token_path = tokens.ensure_token(settings.state_dir)
     async with _hub(settings.state_dir) as hub:
         server = servers.make_server(token=token)
         run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(hub), server)  # type: ignore[no-untyped-call]
@@ -74,7 +78,8 @@ async def serve(settings: CoordinatorSettings, *, ready: Callable[[str], None] |
 async def _hub(state_dir: Path) -> AsyncIterator[Hub]:
     """The coordinator without its server, with what an earlier one has left."""
     with _locked(state_dir):
-        store = Store(state_dir)
+        with _using(state_dir):
+            store = Store(state_dir)
         journal = Journal(state_dir / "journal.sqlite3")
         term, stored = journal.open()
         try:
@@ -85,7 +90,8 @@ async def _hub(state_dir: Path) -> AsyncIterator[Hub]:
                 store.end_run(item.run.run_id)
             hub = Hub(Machine(term=term, ended=[(item.run, item.job) for item in inheritance.ended]), journal, store)
             for item in inheritance.queued:
-                hub.queue(item.run.run_id, item.job, item.run.submitted_unix_ns / 1e9)
+                with _using(state_dir):
+                    hub.resume(item.run.run_id, item.job, item.run.submitted_unix_ns / 1e9)
             hub.start()
             try:
                 yield hub
@@ -97,9 +103,22 @@ async def _hub(state_dir: Path) -> AsyncIterator[Hub]:
 
 
 @contextmanager
+def _using(state_dir: Path) -> Iterator[None]:
+    """What the file system refuses at the start, as one line that names the directory."""
+    try:
+        yield
+    except OSError as error:
+        reason = "it is no directory" if state_dir.exists() and not state_dir.is_dir() else error.strerror or str(error)
+        message = f"the state directory {state_dir} cannot be used: {reason}"
+        advice = "Name another --state-dir: a directory that can be written, on a disk with free space"
+        raise PipesvcError(ErrorCode.INTERNAL, message, advice=advice) from error
+
+
+@contextmanager
 def _locked(state_dir: Path) -> Iterator[None]:
     """Two coordinators on one journal would both lead the same runs."""
-    descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with _using(state_dir):
+        descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

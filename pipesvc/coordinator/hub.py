@@ -15,13 +15,14 @@ from collections.abc import Coroutine
 from typing import BinaryIO, Final
 
 from pipesvc.coordinator import events
+from pipesvc.coordinator.admission import admit
 from pipesvc.coordinator.failures import failure
 from pipesvc.coordinator.feed import Feed
 from pipesvc.coordinator.journal import Journal
 from pipesvc.coordinator.machine import Machine
 from pipesvc.coordinator.outbox import Outbox, Session
 from pipesvc.coordinator.run_record import ENDED_STATES
-from pipesvc.coordinator.store import Store
+from pipesvc.coordinator.store import Store, read_lines
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.net.reports import from_message
 from pipesvc.rpc.v1 import job_pb2, local_pb2, run_pb2, worker_pb2
@@ -42,6 +43,7 @@ class Hub:
         self._asked: dict[int, asyncio.Future[tuple[int, BinaryIO]]] = {}
         self._num_sessions = self._num_tickets = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._admission = asyncio.Lock()
         # Wall-clock time as it was at the start, from there on by the clock that nobody sets.
         self._epoch_s = time.time() - time.monotonic()
 
@@ -59,23 +61,28 @@ class Hub:
     # --- runs -------------------------------------------------------------------------------------------------------
 
     async def submit(self, run_id: str, job: job_pb2.JobSpec, bundle: bytes) -> run_pb2.Run:
-        """A valid job; on return it is on the disk."""
-        if self.machine.find(run_id, job) is None:
-            if bundle:
-                await asyncio.to_thread(self.store.add_bundle, job.bundle_sha256, bundle)
-            self.queue(run_id, job)
-        await self._journal.flush()
+        """A valid job; on return it is on the disk. A refused one does not run."""
+        # A client that goes away in the middle must not leave a run in the journal that the machine does not know.
+        task = asyncio.create_task(self._admit(run_id, job, bundle))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(task)
         return self.machine.run(run_id)
 
-    def queue(self, run_id: str, job: job_pb2.JobSpec, submitted_s: float = 0.0) -> None:
-        """Also for runs that an earlier coordinator had queued."""
-        if self.machine.find(run_id, job) is not None:
-            return
+    async def _admit(self, run_id: str, job: job_pb2.JobSpec, bundle: bytes) -> None:
+        async with self._admission:
+            if self.machine.find(run_id, job) is not None:
+                return
+            now_s = self.now_s()
+            await admit(self._journal, self.store, run_id, job, bundle, now_s)
+            self._queue(run_id, job, now_s)
+
+    def resume(self, run_id: str, job: job_pb2.JobSpec, submitted_s: float) -> None:
+        """A run that an earlier coordinator had queued."""
         self.store.begin_run(run_id)
-        now_s = self.now_s()
-        first = run_pb2.Run(run_id=run_id, name=job.name, state=run_pb2.RUN_STATE_QUEUED)
-        first.submitted_unix_ns = int((submitted_s or now_s) * 1e9)
-        self._journal.add_run(first, job)
+        self._queue(run_id, job, submitted_s)
+
+    def _queue(self, run_id: str, job: job_pb2.JobSpec, submitted_s: float) -> None:
         token = secrets.token_urlsafe(32)
         self.tell(events.RunSubmitted(run_id=run_id, job=job, link_token=token, submitted_s=submitted_s))
 
@@ -134,12 +141,7 @@ class Hub:
     def _store_lines(self, worker: str, lines: worker_pb2.LogLines) -> None:
         if self.machine.record(lines.run_id) is None:
             return
-        messages = (
-            run_pb2.ReadLogsResponse(worker=worker, role=lines.role, is_stderr=lines.is_stderr, line=line)
-            for line in lines.lines
-        )
-        if self.store.add_log_lines(lines.run_id, messages):
-            self.tell(events.WarningRaised(run_id=lines.run_id, text="the log has reached its bound and ends there"))
+        self._warn(lines.run_id, self.store.add_log_lines(lines.run_id, read_lines(worker, lines)))
         self.feed.log_grown(lines.run_id)
 
     def _store_trace(self, worker: str, run_id: str, trace: local_pb2.Trace) -> None:
@@ -147,8 +149,12 @@ class Hub:
             return
         for event in trace.events:
             event.worker = event.worker or worker
-        if self.store.add_trace(run_id, trace.events):
-            self.tell(events.WarningRaised(run_id=run_id, text="the trace has reached its bound and ends there"))
+        self._warn(run_id, self.store.add_trace(run_id, trace.events))
+
+    def _warn(self, run_id: str, text: str) -> None:
+        if text:
+            print(f"pipesvc coordinator: run {run_id}: {text}", file=sys.stderr, flush=True)
+            self.tell(events.WarningRaised(run_id=run_id, text=text))
 
     async def _store_chunk(self, session: int, run_id: str, chunk: local_pb2.StateChunk) -> None:
         record = self.machine.record(run_id)
@@ -223,11 +229,7 @@ class Hub:
             return
         message = command.message
         if message.HasField("start_child"):
-            try:
-                message.start_child.bundle = self.store.bundle(message.start_child.assignment.job.bundle_sha256)
-            except OSError:
-                # Without its bundle the child fails by name, which is what should be told.
-                message.start_child.bundle = b""
+            message.start_child.bundle = self.store.bundle(message.start_child.assignment.job.bundle_sha256)
         outbox.put(message)
         if outbox.is_overfull:
             for session in self._sessions.values():
@@ -236,9 +238,9 @@ class Hub:
 
     def _publish(self, run: run_pb2.Run) -> None:
         self._journal.update_run(run)
+        self.feed.run_changed(run)
         if run.state in ENDED_STATES:
             self.store.end_run(run.run_id)
-        self.feed.run_changed(run)
 
     def _answer(self, command: events.AnswerWeights) -> None:
         future = self._asked.get(command.ticket)
@@ -264,6 +266,8 @@ class Hub:
 
     async def _conclude(self, run: run_pb2.Run) -> None:
         problem = ""
+        if dropped := self.store.dropped_text(run.run_id):
+            self._warn(run.run_id, f"{dropped} were dropped, as they could not be written")
         self._journal.update_run(run)
         try:
             await self._journal.flush()

@@ -3,21 +3,27 @@
 SQLite forces every commit to the disk, which takes milliseconds that a step does not have. So one thread owns the
 database: it takes what has gathered since its last commit and commits that at once. Whoever must be sure waits for
 `flush`; reads go through the same queue and therefore see everything that was written before them.
+
+A disk may be full for a while. What could not be committed is kept and tried again, so the journal is whole as soon
+as there is space; only a new run waits for nothing: it is on the disk, or refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from pipesvc.coordinator.backlog import ADVICE, RETRY_S, Backlog, Write
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import job_pb2, run_pb2
 
@@ -40,7 +46,7 @@ CREATE TABLE IF NOT EXISTS applied (
 _MAX_PENDING: Final = 100_000
 _CLOSE_BOUND_S: Final = 5.0
 
-_Work = Callable[[sqlite3.Connection], None]
+_Question = Callable[[sqlite3.Connection], None]
 T = TypeVar("T")
 
 
@@ -57,9 +63,9 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._work: queue.Queue[_Work | None] = queue.Queue(maxsize=_MAX_PENDING)
-        self._problem = ""
-        self._thread = threading.Thread(target=self._serve, name="pipesvc-journal", daemon=True)
+        self._work: queue.Queue[Write | _Question | None] = queue.Queue(maxsize=_MAX_PENDING)
+        self._backlog = Backlog(path)
+        self._thread: threading.Thread | None = None
 
     def open(self) -> tuple[int, list[StoredRun]]:
         """Raise the term, and read what earlier coordinators left: the new term and all runs in order of submission."""
@@ -71,17 +77,21 @@ class Journal:
                     connection.execute("INSERT INTO term VALUES (0, 1) ON CONFLICT (id) DO UPDATE SET term = term + 1")
                 term = connection.execute("SELECT term FROM term").fetchone()[0]
                 stored = _stored_runs(connection)
-            finally:
+            except BaseException:
                 connection.close()
+                raise
         except sqlite3.Error as error:
             message = f"the journal {self._path} cannot be opened: {error}"
-            raise PipesvcError(ErrorCode.INTERNAL, message, advice="Name another --state-dir") from error
+            advice = "Free space there or make it writable, or name another --state-dir"
+            raise PipesvcError(ErrorCode.INTERNAL, message, advice=advice) from error
+        # The thread takes over this connection: one more that it had to open might find the disk full.
+        self._thread = threading.Thread(target=self._serve, args=(connection,), name="pipesvc-journal", daemon=True)
         self._thread.start()
         return int(term), stored
 
     def close(self) -> None:
         """Write what is pending and end, within a bound."""
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             try:
                 self._work.put(None, timeout=_CLOSE_BOUND_S)
             except queue.Full:
@@ -90,12 +100,20 @@ class Journal:
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    def add_run(self, run: run_pb2.Run, job: job_pb2.JobSpec) -> None:
+    async def add_run(self, run: run_pb2.Run, job: job_pb2.JobSpec) -> None:
+        """On return the run is on the disk. When this raises, it is not and will not come there."""
         values = (run.run_id, job.SerializeToString(deterministic=True), job.bundle_sha256, *_columns(run))
         places = ", ".join("?" * len(values))
         names = "run_id, job, bundle_sha256, state, error, warnings, submitted_unix_ns, ended_unix_ns, snapshot"
-        sql = f"INSERT OR IGNORE INTO runs ({names}, plan_digest) VALUES ({places}, '')"
-        self._execute(sql, values)
+        write = Write(f"INSERT OR IGNORE INTO runs ({names}, plan_digest) VALUES ({places}, '')", values)
+
+        def add(connection: sqlite3.Connection) -> None:
+            if self._backlog.problem:
+                raise sqlite3.OperationalError(self._backlog.problem)
+            with connection:
+                connection.execute(write.sql, write.values)
+
+        await self._ask(add)
 
     def update_run(self, run: run_pb2.Run) -> None:
         sql = (
@@ -145,14 +163,13 @@ class Journal:
 
     def _execute(self, sql: str, values: tuple[object, ...]) -> None:
         try:
-            self._work.put_nowait(lambda connection: _run(connection, sql, values))
+            self._work.put_nowait(Write(sql, values))
         except queue.Full:
-            self._problem = self._problem or f"more than {_MAX_PENDING} writes are pending: the disk is too slow"
+            self._backlog.lost = f"more than {_MAX_PENDING} writes are pending: the disk is too slow"
 
     def _check(self, _connection: sqlite3.Connection) -> None:
-        """What could not be written stays missing, so the problem stays until the next start."""
-        if self._problem:
-            raise sqlite3.OperationalError(self._problem)
+        if problem := self._backlog.take_problem():
+            raise sqlite3.OperationalError(problem)
 
     async def _ask(self, question: Callable[[sqlite3.Connection], T]) -> T:
         """The answer, once everything put before it is committed."""
@@ -162,10 +179,14 @@ class Journal:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                connection.commit()
                 future.set_result(question(connection))
-            except sqlite3.Error as error:
-                future.set_exception(PipesvcError(ErrorCode.INTERNAL, f"the journal {self._path}: {error}"))
+            except (sqlite3.Error, OverflowError) as error:
+                message = f"the journal {self._path}: {error}"
+                future.set_exception(
+                    PipesvcError(ErrorCode.INTERNAL, message, advice=ADVICE if self._backlog.problem else "")
+                )
+            except Exception as error:
+                future.set_exception(error)
 
         try:
             self._work.put_nowait(work)
@@ -174,40 +195,41 @@ class Journal:
         return await asyncio.wrap_future(future)
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=10.0)
+        connection = sqlite3.connect(self._path, timeout=10.0, check_same_thread=False)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         return connection
 
-    def _serve(self) -> None:
-        connection = self._connect()
+    def _serve(self, connection: sqlite3.Connection) -> None:
         try:
             is_open = True
             while is_open:
-                is_open = self._serve_batch(connection, self._work.get())
+                try:
+                    work: list[Write | _Question | None] = [
+                        self._work.get(timeout=RETRY_S if self._backlog.writes else None)
+                    ]
+                except queue.Empty:
+                    work = []
+                with contextlib.suppress(queue.Empty):
+                    while len(work) < _MAX_PENDING:
+                        work.append(self._work.get_nowait())
+                is_open = self._serve_batch(connection, work)
         finally:
             connection.close()
 
-    def _serve_batch(self, connection: sqlite3.Connection, work: _Work | None) -> bool:
+    def _serve_batch(self, connection: sqlite3.Connection, batch: list[Write | _Question | None]) -> bool:
         """Do what has gathered, then commit once. False: that was the last."""
-        try:
-            while work is not None:
-                work(connection)
-                work = self._work.get_nowait()
-            is_open = False
-        except queue.Empty:
-            is_open = True
-        except (sqlite3.Error, OverflowError) as error:
-            self._problem, is_open = str(error), True
-        try:
-            connection.commit()
-        except sqlite3.Error as error:
-            self._problem = str(error)
-        return is_open
-
-
-def _run(connection: sqlite3.Connection, sql: str, values: tuple[object, ...]) -> None:
-    connection.execute(sql, values)
+        for work in batch:
+            if isinstance(work, Write):
+                self._backlog.add(work)
+                continue
+            # Whoever asks wants what came before to be written, and so it is tried at once.
+            self._backlog.commit(connection)
+            if work is None:
+                return False
+            work(connection)
+        self._backlog.commit_if_due(connection, time.monotonic())
+        return True
 
 
 def _stored_runs(connection: sqlite3.Connection) -> list[StoredRun]:

@@ -199,7 +199,10 @@ class RunMachine:
         elif report.HasField("batch_announced"):
             ledger.announce(report.batch_announced)
         else:
-            ledger.end(report.data_ended.num_steps)
+            num_steps = report.data_ended.num_steps
+            ledger.end(num_steps)
+            if num_steps < record.job.max_steps:
+                self._warn(f"the data ended after {num_steps} steps, before max_steps={record.job.max_steps}")
             record.is_changed = True
 
     def _commit(self, turn: Turn, done: run_pb2.StepRecord) -> None:

@@ -36,8 +36,8 @@ def _answering(call: Callable[[S, Q, Context], Awaitable[R]]) -> Callable[[S, Q,
     async def wrapped(self: S, request: Q, context: Context) -> R:
         try:
             return await call(self, request, context)
-        except PipesvcError as error:
-            refusal = error
+        except (PipesvcError, OSError) as error:
+            refusal = _named(error)
         await abort_with(context, refusal)
 
     return wrapped
@@ -52,12 +52,21 @@ def _streaming(call: Callable[[S, Q, Context], AsyncIterator[R]]) -> Callable[[S
         try:
             async for response in call(self, request, context):
                 yield response
-        except PipesvcError as error:
-            refusal = error
+        except (PipesvcError, OSError) as error:
+            refusal = _named(error)
         if refusal is not None:
             await abort_with(context, refusal)
 
     return wrapped
+
+
+def _named(error: PipesvcError | OSError) -> PipesvcError:
+    if isinstance(error, PipesvcError):
+        return error
+    message = f"the coordinator cannot read or write its state directory: {error}"
+    return PipesvcError(
+        ErrorCode.INTERNAL, message, advice="Look at that disk on the coordinator's host, and try again"
+    )
 
 
 class RunServicer(run_pb2_grpc.RunServiceServicer):

@@ -20,6 +20,7 @@ class StepLedger:
         self.committed = 0
         self.applied = [0] * num_stages
         self.num_steps: int | None = None
+        self._first_epoch_steps = 0
         self._announced: dict[int, local_pb2.BatchAnnounced] = {}
         self._losses: dict[int, float] = {}
         self._issued_s: dict[int, float] = {}
@@ -61,7 +62,19 @@ class StepLedger:
             raise _contradiction(f"the feeder announces step {batch.step} after the end of its data", batch.step)
         if not batch.shares or len(batch.shares) != len(batch.rows):
             raise _contradiction("the feeder announces a batch whose shares and rows differ in number", batch.step)
+        if batch.epoch and not self._first_epoch_steps:
+            self._first_epoch_steps = batch.step - 1
         self._announced[batch.step] = batch
+
+    def expected_steps(self, num_epochs: int, max_steps: int) -> int:
+        """How many steps the run will have, for people: known at the source's end, guessed before; 0: no idea.
+
+        Without an end in sight `max_steps` is the guess, and after a first epoch its length times the epochs.
+        """
+        if self.num_steps is not None:
+            return self.num_steps
+        guess = self._first_epoch_steps * num_epochs
+        return min(guess, max_steps) if guess and max_steps else guess or (max_steps if not num_epochs else 0)
 
     def end(self, num_steps: int) -> None:
         last = max(self._announced, default=self.issued)

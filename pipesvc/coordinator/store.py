@@ -10,16 +10,17 @@ Callers check run ids before they come here: an id is a directory's name.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from pipesvc.coordinator.limits import LOG_BYTES, TRACE_BYTES
 from pipesvc.coordinator.message_file import MessageFile
 from pipesvc.errors import ErrorCode, PipesvcError
-from pipesvc.rpc.v1 import local_pb2, run_pb2
+from pipesvc.rpc.v1 import local_pb2, run_pb2, worker_pb2
 from pipesvc.wire.safetensors_stream import merge
 
 
@@ -27,31 +28,50 @@ class Store:
     """Plain blocking calls; those that move many bytes (`write_shard`, `merge_shards`) are for other threads."""
 
     def __init__(self, state_dir: Path) -> None:
+        self.state_dir: Final = state_dir
         self._bundles = state_dir / "bundles"
         self._runs = state_dir / "runs"
         self._bundles.mkdir(parents=True, exist_ok=True)
         self._runs.mkdir(exist_ok=True)
         self._open: dict[Path, MessageFile] = {}
+        # Log lines and trace events that the disk did not take.
+        self._num_dropped: dict[Path, int] = {}
 
     def close(self) -> None:
         for file in self._open.values():
-            file.close()
+            with contextlib.suppress(OSError):
+                file.close()
         self._open.clear()
 
     # --- bundles ----------------------------------------------------------------------------------------------------
 
-    def add_bundle(self, sha256: str, data: bytes) -> None:
+    def add_bundle(self, sha256: str, data: bytes) -> bool:
+        """False: it was there already. An OSError leaves nothing behind."""
         path = self._bundles / f"{sha256}.zip"
-        if not path.exists():
-            draft = path.with_suffix(".partial")
+        if path.exists():
+            return False
+        draft = path.with_suffix(".partial")
+        try:
             with draft.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
+        return True
+
+    def drop_bundle(self, sha256: str) -> None:
+        with contextlib.suppress(OSError):
+            (self._bundles / f"{sha256}.zip").unlink()
 
     def bundle(self, sha256: str) -> bytes:
-        return (self._bundles / f"{sha256}.zip").read_bytes() if sha256 else b""
+        """Nothing if it cannot be read: without its bundle the child fails by name, which is what should be told."""
+        with contextlib.suppress(OSError):
+            return (self._bundles / f"{sha256}.zip").read_bytes() if sha256 else b""
+        return b""
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -61,12 +81,29 @@ class Store:
         for left_over in self._dir(run_id).glob("state-*"):
             shutil.rmtree(left_over, ignore_errors=True)
 
+    def forget_run(self, run_id: str) -> None:
+        """Undo `begin_run` of a run that came to nothing."""
+        with contextlib.suppress(OSError):
+            self._dir(run_id).rmdir()
+
     def end_run(self, run_id: str) -> None:
+        """Never raises: the end of a run is told whatever the disk says."""
         for path in (self.log_path(run_id), self.trace_path(run_id)):
+            self._num_dropped.pop(path, None)
             if (file := self._open.pop(path, None)) is not None:
-                file.close()
-        for left_over in self._dir(run_id).glob("state-*"):
-            shutil.rmtree(left_over, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    file.close()
+        with contextlib.suppress(OSError):
+            for left_over in self._dir(run_id).glob("state-*"):
+                shutil.rmtree(left_over, ignore_errors=True)
+
+    def dropped_text(self, run_id: str) -> str:
+        """How much of a live run's log and trace the disk did not take; "" if nothing."""
+        counts = (
+            (self._num_dropped.get(self.log_path(run_id), 0), "lines of the log"),
+            (self._num_dropped.get(self.trace_path(run_id), 0), "events of the trace"),
+        )
+        return " and ".join(f"{count} {what}" for count, what in counts if count)
 
     def log_path(self, run_id: str) -> Path:
         return self._dir(run_id) / "log"
@@ -74,18 +111,18 @@ class Store:
     def trace_path(self, run_id: str) -> Path:
         return self._dir(run_id) / "trace"
 
-    def add_log_lines(self, run_id: str, lines: Iterable[run_pb2.ReadLogsResponse]) -> bool:
-        """True: the log has just become as large as it may."""
+    def add_log_lines(self, run_id: str, lines: Iterable[run_pb2.ReadLogsResponse]) -> str:
+        """What the run should be warned of, each only once: the log is full, or the disk takes nothing."""
         said = run_pb2.ReadLogsResponse(
             line=f"[pipesvc keeps {LOG_BYTES >> 20} MiB of a run's log; the rest is dropped]"
         )
         messages = [line.SerializeToString() for line in lines]
-        return self._file(self.log_path(run_id), LOG_BYTES).append(messages, said.SerializeToString())
+        return self._append(self.log_path(run_id), LOG_BYTES, messages, said.SerializeToString(), len(messages))
 
-    def add_trace(self, run_id: str, events: Sequence[local_pb2.TraceEvent]) -> bool:
-        """True: the trace has just become as large as it may."""
+    def add_trace(self, run_id: str, events: Sequence[local_pb2.TraceEvent]) -> str:
+        """As for the log."""
         messages = [run_pb2.ReadTraceResponse(events=events).SerializeToString()]
-        return self._file(self.trace_path(run_id), TRACE_BYTES).append(messages)
+        return self._append(self.trace_path(run_id), TRACE_BYTES, messages, b"", len(events))
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
@@ -130,6 +167,17 @@ class Store:
     def has_weights(self, run_id: str) -> bool:
         return (self._dir(run_id) / "weights.safetensors").is_file()
 
+    def _append(self, path: Path, max_bytes: int, messages: list[bytes], last_message: bytes, num_items: int) -> str:
+        """A log is worth less than its run: what the disk does not take is counted and dropped."""
+        try:
+            is_bound_reached = self._file(path, max_bytes).append(messages, last_message)
+        except OSError as error:
+            is_first = path not in self._num_dropped
+            self._num_dropped[path] = self._num_dropped.get(path, 0) + num_items
+            said = f"the {path.name} cannot be written ({error.strerror or error}), what comes meanwhile is dropped"
+            return f"{said}: free space in the coordinator's state directory {self.state_dir}" if is_first else ""
+        return f"the {path.name} has reached its bound and ends there" if is_bound_reached else ""
+
     def _file(self, path: Path, max_bytes: int) -> MessageFile:
         if path not in self._open:
             self._open[path] = MessageFile(path, max_bytes)
@@ -143,3 +191,11 @@ class Store:
 
     def _shard(self, run_id: str, step: int, stage: int) -> Path:
         return self._dir(run_id) / f"state-{step}" / f"stage-{stage}.safetensors"
+
+
+def read_lines(worker: str, lines: worker_pb2.LogLines) -> list[run_pb2.ReadLogsResponse]:
+    """Lines of a child, as readers of the log will get them."""
+    return [
+        run_pb2.ReadLogsResponse(worker=worker, role=lines.role, is_stderr=lines.is_stderr, line=line)
+        for line in lines.lines
+    ]

@@ -11,7 +11,8 @@ All methods belong to the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -33,7 +34,7 @@ CARRY: Final = "/pipesvc.rpc.v1.LinkService/Carry"
 # Pauses between attempts to dial; the first break of a good link costs only the shortest.
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
-# How long the reader may need to learn why a write failed.
+# For the reader to learn why a write failed.
 _STATUS_WAIT_S: Final = 2.0
 
 Acknowledged = Callable[[], None]
@@ -87,6 +88,7 @@ class LinkSender:
         self._run_id: Final = run_id
         self._term: Final = term
         self._address: Final = address
+        self._name: Final = f"link {link} to {address}"
         self._on_failed: Final = on_failed
         self._lost_after_s: Final = lost_after_s
         self._metadata: Final[Metadata] = (*link_metadata(link, run_id, term), *auth_metadata(token))
@@ -109,7 +111,7 @@ class LinkSender:
 
     @property
     def num_unacknowledged(self) -> int:
-        """Tensors that were handed in and are not known to have arrived."""
+        """Tensors handed in and not known to have arrived."""
         return self._state.num_unacknowledged
 
     @property
@@ -153,8 +155,7 @@ class LinkSender:
     async def close(self) -> None:
         """End at once; what is not acknowledged stays so, and no callback comes any more."""
         self._end()
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await _end([self._task])
         await self._channel.close(None)
 
     def _end(self) -> None:
@@ -173,10 +174,6 @@ class LinkSender:
         self._end()
         self._on_failed(failure.at(Where(run_id=self._run_id)))
 
-    @property
-    def _name(self) -> str:
-        return f"link {self._link} to {self._address}"
-
     async def _keep_carrying(self) -> PipesvcError:
         """Dial until the link is lost for too long; raises what dialling again would not cure."""
         clock = asyncio.get_running_loop().time
@@ -185,10 +182,12 @@ class LinkSender:
             try:
                 await self._carry(max(deadline - clock(), 0.001))
                 why = "the receiver ended the stream"
-            except TimeoutError:
+            except TimeoutError as error:
                 why = "no answer"
+                _forget_frames(error)
             except grpc.aio.AioRpcError as error:
                 why = _curable(error)
+                _forget_frames(error)
             if self._is_connected:
                 self._is_connected = False
                 deadline, pause_s = clock() + self._lost_after_s, _FIRST_PAUSE_S
@@ -225,9 +224,7 @@ class LinkSender:
         finally:
             self._state.closed()
             call.cancel()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _end(tasks)
 
     async def _read(self, call: _Call) -> None:
         while isinstance(reply := await call.read(), bytes):
@@ -265,6 +262,24 @@ class LinkSender:
         if self._state.num_unacknowledged == 0:
             self._emptied.set()
         self._wake.set()
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel, and wait for the end; what the tasks raised is dropped."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        await asyncio.wait([task])
+        try:
+            _forget_frames(task.exception())
+        except asyncio.CancelledError as cancelled:  # the task keeps it until it is asked
+            _forget_frames(cancelled)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Frames of what ended a stream hold the call, and that its socket, until the collector of cycles comes by."""
+    if error is not None:
+        traceback.clear_frames(error.__traceback__)
 
 
 def link_metadata(link: Link, run_id: str, term: int) -> Metadata:

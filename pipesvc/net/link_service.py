@@ -10,6 +10,9 @@ All methods belong to the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import time
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -26,8 +29,15 @@ from pipesvc.wire.links import Link
 
 _SERVICE: Final = "pipesvc.rpc.v1.LinkService"
 _NO_BYTES: Final = memoryview(b"")
+# A sender gives its link up after as long (`LinkSender`).
+LOST_AFTER_S: Final = 10.0
 
+Lost = Callable[[Link, float], None]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+
+
+def _nobody_told(link: Link, since_s: float) -> None:
+    """For a run that has other means to notice."""
 
 
 class LinkSink(Protocol):
@@ -50,6 +60,13 @@ class _Receiver:
     failure: PipesvcError | None = None
     # Resolved when the stream that feeds the link now must end.
     ended: asyncio.Future[PipesvcError] | None = None
+    # Tells the run that no stream came after the last one.
+    loss: asyncio.TimerHandle | None = None
+
+    def forget_loss(self) -> None:
+        if self.loss is not None:
+            self.loss.cancel()
+            self.loss = None
 
     def end_stream(self, error: PipesvcError) -> None:
         if self.ended is not None and not self.ended.done():
@@ -63,6 +80,8 @@ class _Run:
     token: str
     window_parcels: int
     sink: LinkSink
+    on_lost: Lost
+    lost_after_s: float
     receivers: dict[Link, _Receiver] = field(default_factory=dict)
 
 
@@ -78,8 +97,21 @@ class LinkService:
         carry = grpc.stream_stream_rpc_method_handler(self._carry)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {"Carry": carry}),))
 
-    def open_run(self, run_id: str, *, term: int, token: str, window_parcels: int, sink: LinkSink) -> None:
-        """Accept links of a run. A newer term replaces an older one; the same or an older one is refused."""
+    def open_run(
+        self,
+        run_id: str,
+        *,
+        term: int,
+        token: str,
+        window_parcels: int,
+        sink: LinkSink,
+        on_lost: Lost = _nobody_told,
+        lost_after_s: float = LOST_AFTER_S,
+    ) -> None:
+        """Accept links of a run. A newer term replaces an older one; the same or an older one is refused.
+
+        `on_lost` is told of a link whose stream ended, and when (of `time.time`), if none came for `lost_after_s`.
+        """
         known = self._runs.get(run_id)
         if known is not None:
             if term <= known.term:
@@ -87,7 +119,7 @@ class LinkService:
                 message = f"run {run_id} of term {term} where term {known.term} is open"
                 raise PipesvcError(code, message, where=Where(run_id=run_id))
             self.close_run(run_id)
-        self._runs[run_id] = _Run(run_id, term, token, window_parcels, sink)
+        self._runs[run_id] = _Run(run_id, term, token, window_parcels, sink, on_lost, lost_after_s)
 
     def close_run(self, run_id: str) -> None:
         """End the run's links. No call reaches its sink any more; closing again is harmless."""
@@ -97,6 +129,7 @@ class LinkService:
         for receiver in run.receivers.values():
             receiver.failure = _not_found(run_id, "has ended here")
             receiver.view = _NO_BYTES
+            receiver.forget_loss()
             receiver.end_stream(receiver.failure)
 
     def consumed(self, run_id: str, link: Link, num_parcels: int) -> None:
@@ -112,13 +145,25 @@ class LinkService:
             receiver.is_changed.set()
 
     async def _carry(self, _requests: object, context: Context) -> None:
+        error = await self._carried(context)
+        if error is None:
+            return
+        try:
+            await abort_with(context, error)
+        except BaseException as abortion:
+            # The call keeps this exception, whose frames would keep the call, and that its socket, until the collector
+            # of cycles comes by.
+            traceback.clear_frames(abortion.__traceback__)
+            del _requests, context
+            raise
+
+    async def _carried(self, context: Context) -> PipesvcError | None:
+        """Carry one stream to its end; gives the error that the sender shall hear."""
         try:
             run, link = self._admit(context)
         except PipesvcError as error:
-            await abort_with(context, error)
-        error_or_none = await _Stream(run, link, context).carry()
-        if error_or_none is not None:
-            await abort_with(context, error_or_none)
+            return error.with_traceback(None)
+        return await _Stream(run, link, context).carry()
 
     def _admit(self, context: Context) -> tuple[_Run, Link]:
         """The run and link that the call's metadata name, if it may speak for them."""
@@ -154,6 +199,7 @@ class _Stream:
             receiver = run.receivers[link] = _Receiver(state)
         self._receiver: Final = receiver
         receiver.end_stream(_not_found(run.run_id, f"has a newer stream for {link}"))
+        receiver.forget_loss()
         self._ended: Final[asyncio.Future[PipesvcError]] = asyncio.get_running_loop().create_future()
         receiver.ended = self._ended
         self._number: Final = receiver.state.opened()
@@ -170,8 +216,16 @@ class _Stream:
             for task in tasks:
                 task.cancel()
             # What gRPC raised here says that the stream is over, and then nobody is left to hear it.
+            self._watch_for_loss()
             await asyncio.gather(*tasks, return_exceptions=True)
         return self._ended.result() if self._ended.done() else None
+
+    def _watch_for_loss(self) -> None:
+        """From the end of the link's newest stream on, unless the link has failed or its run is over."""
+        receiver, run = self._receiver, self._run
+        if receiver.ended is self._ended and receiver.failure is None:
+            loop = asyncio.get_running_loop()
+            receiver.loss = loop.call_later(run.lost_after_s, run.on_lost, self._link, time.time())
 
     async def _read(self) -> None:
         is_current = True

@@ -59,12 +59,14 @@ def bind(server: grpc.aio.Server, address: Address, *, is_insecure: bool = False
             )
     # "localhost" may mean two sockets of which gRPC is content with one.
     listened = Address(host="127.0.0.1", port=address.port) if address.host == "localhost" else address
+    if (failure := _failure_of_plain_socket(listened)) is not None:
+        raise failure  # gRPC would say the same, after lines of its own on standard error
     try:
         port = server.add_insecure_port(str(listened))
     except RuntimeError as error:
-        raise _bind_failure(listened) from error
+        raise _taken(listened) from error
     if port == 0:
-        raise _bind_failure(listened)
+        raise _taken(listened)
     return Bound(address=Address(host=address.host, port=port), banner=banner)
 
 
@@ -111,19 +113,27 @@ class TokenInterceptor(_Interceptor):
         return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def _bind_failure(address: Address) -> PipesvcError:
-    """Why gRPC could not listen: it says only that it could not, so the same is asked of a plain socket."""
+def _failure_of_plain_socket(address: Address) -> PipesvcError | None:
+    """Why nobody can listen there; None where only gRPC knows.
+
+    With SO_REUSEADDR as gRPC sets it: else a port whose last connections have just ended would count as taken.
+    """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((address.host, address.port))
-            probe.listen()
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
+        if error.errno == errno.EADDRINUSE:
+            return _taken(address)
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EACCES):
             message = f"cannot listen on {address}: {error.strerror or error}"
             advice = "Listen on an address of this machine and a port above 1023"
             return PipesvcError(ErrorCode.PORT_TAKEN, message, advice=advice)
+    return None
+
+
+def _taken(address: Address) -> PipesvcError:
     return PipesvcError(
         ErrorCode.PORT_TAKEN,
         f"cannot listen on {address}: another process has this port",

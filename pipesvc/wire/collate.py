@@ -26,6 +26,7 @@ def stacked(samples: Sequence[Any]) -> Any:
         return torch.tensor([each.item() if isinstance(each, np.generic) else each for each in samples])
     if any(type(each) is not type(first) for each in samples):
         raise _unlike([type(each).__name__ for each in samples])
+    _check_container(first)
     if isinstance(first, dict):
         if any(each.keys() != first.keys() for each in samples):
             raise _unlike([f"a dict with the keys {sorted(each)}" for each in samples])
@@ -93,6 +94,7 @@ def _rows_of(value: Any, start: int, end: int) -> Any:
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    _check_container(value)
     if isinstance(value, dict):
         return {key: function(each) for key, each in value.items()}
     if isinstance(value, tuple):
@@ -100,6 +102,20 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(value, list):
         return [function(each) for each in value]
     return value
+
+
+def _check_container(value: Any) -> None:
+    """A batch crosses to the model as plain containers, so one of a type of its own would lose its names on the way."""
+    for plain in (dict, tuple, list):
+        if isinstance(value, plain) and type(value) is not plain:
+            kind = "namedtuple " if plain is tuple and hasattr(value, "_fields") else ""
+            way_out = " or value._asdict()" if kind else ""
+            raise PipesvcError(
+                ErrorCode.DATA_SOURCE_FAILED,
+                f"the data source gave a {kind}{type(value).__name__}, which would reach the model "
+                f"as a plain {plain.__name__}",
+                advice=f"Give plain tuples, lists and dicts: {plain.__name__}(value){way_out}",
+            )
 
 
 def _leaves(value: Any) -> Iterator[Tensor]:

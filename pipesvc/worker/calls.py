@@ -5,9 +5,12 @@ misspelt name is found before anything costs time, and is told with the function
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
@@ -28,6 +31,8 @@ def bind(call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any]:
         )
     try:
         target: Any = import_module(module)
+    except SystemExit as cause:
+        raise _called_exit(module, role, cause, where) from cause
     except Exception as cause:
         raise user_error(
             ErrorCode.IMPORT_FAILED,
@@ -74,6 +79,20 @@ def bind_weight(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None
 
 def place_of(assignment: local_pb2.Assignment) -> Where:
     return Where(run_id=assignment.run_id, worker=assignment.worker, host=assignment.host)
+
+
+def _called_exit(module: str, role: str, cause: SystemExit, where: Where) -> PipesvcError:
+    """A script that is run as such ends here, as when it reads the command line, which is not its own."""
+    spec = find_spec(module) if module in sys.modules or "." not in module else None
+    name = Path(spec.origin).name if spec is not None and spec.origin else module
+    return user_error(
+        ErrorCode.IMPORT_FAILED,
+        f"importing {name} for {role} called sys.exit({'' if cause.code is None else repr(cause.code)})",
+        cause,
+        advice="What the file does as a script (reading the command line, starting the run) belongs "
+        'under `if __name__ == "__main__":`',
+        where=where,
+    )
 
 
 def _arguments(call: types_pb2.Call, role: str, where: Where) -> dict[str, Any]:

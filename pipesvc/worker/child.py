@@ -58,7 +58,7 @@ def work(end: ChildEnd, assignment: local_pb2.Assignment) -> int:
         failed = error.at(where)
         _tell(end, failed, error)
         return 1
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         is_ready = port is not None and port.has_reported_ready
         if is_ready:
             code = code_when_ready
@@ -70,7 +70,7 @@ def work(end: ChildEnd, assignment: local_pb2.Assignment) -> int:
     return 0
 
 
-def _tell(end: ChildEnd, failed: PipesvcError, cause: Exception) -> None:
+def _tell(end: ChildEnd, failed: PipesvcError, cause: BaseException) -> None:
     from pipesvc.net import reports  # late: a healthy child needs no gRPC
 
     logging.getLogger("pipesvc.child").error("%s", failed.details, exc_info=cause)

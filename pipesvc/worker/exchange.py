@@ -9,6 +9,7 @@ is a link like any other, so that credit and order have one implementation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
@@ -17,7 +18,7 @@ from pipesvc.net.link_sender import LinkSender, OutgoingTensor
 from pipesvc.net.link_service import LinkService
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
 from pipesvc.wire.frames import FrameHeader
-from pipesvc.wire.links import FEEDER, Link, endpoint_name
+from pipesvc.wire.links import CLIENT, FEEDER, Link, endpoint_name
 from pipesvc.wire.segments import Segment, SegmentMap, SegmentPool
 
 # Below this a tensor is cheaper to copy through the socket than to map; the child has the same limit for its side.
@@ -121,6 +122,7 @@ class Exchange:
         addresses: Mapping[int, str],
         service: LinkService,
         on_failed: Callable[[PipesvcError], None],
+        on_client_lost: Callable[[PipesvcError], None],
     ) -> None:
         self._run_id = run_id
         self._term = term
@@ -128,9 +130,11 @@ class Exchange:
         self._addresses = dict(addresses)
         self._service = service
         self._on_failed = on_failed
+        self._on_client_lost = on_client_lost
+        self._has_client_ended = False
         self._children: dict[types_pb2.Role, ChildExchange] = {}
         self._senders: dict[Link, LinkSender] = {}
-        service.open_run(run_id, term=term, token=token, window_parcels=window_parcels, sink=self)
+        service.open_run(run_id, term=term, token=token, window_parcels=window_parcels, sink=self, on_lost=self._lost)
 
     def add(self, role: types_pb2.Role, child: Recipient) -> None:
         self._children[role] = ChildExchange(child)
@@ -140,6 +144,24 @@ class Exchange:
 
     def deliver(self, link: Link, header: FrameHeader, view: memoryview) -> None:
         self._consumer(link).deliver(link, header, view)
+        # Only the marker after the client's last batch is without tensors.
+        self._has_client_ended |= link.producer == CLIENT and header.num_values == 0
+
+    def _lost(self, link: Link, since_s: float) -> None:
+        """Of another worker's link its sender hears as well; a client that is gone can tell nobody."""
+        if link.producer != CLIENT or self._has_client_ended:
+            return
+        since = datetime.fromtimestamp(since_s, UTC)
+        self._on_client_lost(
+            PipesvcError(
+                ErrorCode.DATA_SOURCE_FAILED,
+                f"the client that streams the data is gone since {since:%H:%M:%S} UTC: its link {link} ended before "
+                "the data did, and did not come back",
+                advice="Keep the client's process running until its data has been read, "
+                "or give a DataSource, which is read on a worker",
+                where=Where(run_id=self._run_id),
+            )
+        )
 
     def received(self, role: types_pb2.Role, message: local_pb2.FromChild, descriptors: tuple[int, ...]) -> None:
         """One of the three messages of a child that concern tensors."""

@@ -7,9 +7,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from pipesvc.rpc.v1 import local_pb2
-from pipesvc.worker.port_like import PortLike
+
+if TYPE_CHECKING:
+    from pipesvc.worker.port_like import PortLike  # imports torch, which the agent must not
+
+_DOING: Final = {
+    "F": "in forward",
+    "B": "in backward",
+    "N": "while computing the gradient norm",
+    "D": "while combining the gradient norms",
+    "U": "in the optimizer's update",
+    "send": "while sending a batch",
+}
+
+
+def in_words(progress: local_pb2.Progress) -> str:
+    """ "in forward of stage 1, micro-batch 2", "while waiting for ..." or "while inspecting"."""
+    if progress.phase == "waiting":
+        return f"while waiting for {progress.awaiting}" if progress.awaiting else "while waiting"
+    doing = _DOING.get(progress.phase, f"while {progress.phase}")
+    if not progress.HasField("stage"):
+        return doing
+    micro_batch = f", micro-batch {progress.micro_batch}" if progress.HasField("micro_batch") else ""
+    of = " of" if progress.phase in _DOING else ""
+    return f"{doing}{of} stage {progress.stage}{micro_batch}"
 
 
 class ProgressReporter:

@@ -25,7 +25,9 @@ def user_error(code: ErrorCode, doing: str, cause: BaseException, *, advice: str
     if code is ErrorCode.BUILD_FAILED and isinstance(cause, ImportError):
         code = ErrorCode.IMPORT_FAILED
         advice = advice or "Install the package on every worker, or leave the import to code that needs it"
-    text = " ".join(str(cause).split())
+    if isinstance(cause, FileNotFoundError):
+        advice = advice or "The code runs on a worker: add the file to the job by include=, or put it on every worker"
+    text = " ".join(_text_of(cause).split())
     message = f"{doing}: {type(cause).__name__}" + (f": {text}" if text else "")
     details = PipesvcError(code, message, advice=advice, where=where).details
     return PipesvcError.of(replace(details, exception_type=type(cause).__name__, traceback=user_traceback(cause)))
@@ -41,3 +43,11 @@ def user_traceback(cause: BaseException) -> str:
         frame = frame.tb_next
     text = "".join(traceback.format_exception(type(cause), cause, frame or cause.__traceback__))
     return text if len(text) <= MAX_TRACEBACK_CHARS else "[...]" + text[-MAX_TRACEBACK_CHARS:]
+
+
+def _text_of(cause: BaseException) -> str:
+    """A broken `__str__` must not hide the exception that it belongs to."""
+    try:
+        return str(cause)
+    except Exception as broken:
+        return f"(its text cannot be told: str() raised {type(broken).__name__})"

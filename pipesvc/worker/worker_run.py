@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,11 @@ from pipesvc.worker.bundles import unpack
 from pipesvc.worker.children import Child, ChildExit
 from pipesvc.worker.exchange import Exchange
 from pipesvc.worker.nursery_client import NurseryClient
+from pipesvc.worker.progress import in_words
 
 # Read by native thread pools when they are loaded. torch, which the nursery has loaded, is told by the child's work.
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 _TENSOR_MESSAGES: Final = ("tensor", "release_segment", "parcels_consumed")
 
 
@@ -79,6 +82,7 @@ class WorkerRun:
         # Roles of which no further explanation is due: they failed by name, or have done all that they were there for.
         self._explained: set[types_pb2.Role] = set()
         self._is_stopping = False
+        self._has_all_data = False
         self._exchange = Exchange(
             run_id=self.run_id,
             term=self.term,
@@ -87,6 +91,7 @@ class WorkerRun:
             addresses=start.addresses,
             service=service,
             on_failed=self._link_failed,
+            on_client_lost=self._client_lost,
         )
         try:
             self._dir = Path(tempfile.mkdtemp(prefix="run-", dir=parent_dir))
@@ -168,6 +173,7 @@ class WorkerRun:
             return
         if kind in ("failed", "inspected"):
             self._explained.add(role)
+        self._has_all_data |= kind == "data_ended"
         report = worker_pb2.ChildReport(run_id=self.run_id, role=role, report=message)
         self._upstream.put(worker_pb2.AttachRequest(child_report=report))
 
@@ -189,7 +195,7 @@ class WorkerRun:
                 stage=progress.stage if progress.HasField("stage") else None,
                 micro_batch=progress.micro_batch if progress.HasField("micro_batch") else None,
             )
-        message = f"the {role_name(role)} {exit.cause}" + (f" while in {progress.phase}" if progress else "")
+        message = f"the {role_name(role)} {exit.cause}" + (f" {in_words(progress)}" if progress else "")
         details = ErrorDetails(
             code=ErrorCode.CHILD_DIED,
             message=message + (f": {exit.reason}" if exit.reason else ""),
@@ -227,6 +233,10 @@ class WorkerRun:
         # Which child sends on the link is not said: the run ends with all of them.
         self._fail(next(iter(self._children), types_pb2.ROLE_EXECUTOR), failure, is_explanation=False)
 
+    def _client_lost(self, error: PipesvcError) -> None:
+        if not self._is_stopping and not self._has_all_data:
+            self._fail(types_pb2.ROLE_FEEDER, error)
+
     def _fail(self, role: types_pb2.Role, error: PipesvcError, *, is_explanation: bool = True) -> None:
         if is_explanation:
             self._explained.add(role)
@@ -240,8 +250,10 @@ def _advice(exit: ChildExit) -> str:
         return "Submit again; if it comes again, look at the worker's own output and at the memory of its host"
     if exit.returncode == -9:
         return "If nobody killed it, the host ran out of memory: use smaller micro-batches or another split"
-    if exit.returncode is not None and exit.returncode < 0:
+    if exit.returncode is not None and -exit.returncode in _CRASHES:
         return "Native code crashed; the last words show where, if anything could be said"
+    if exit.returncode is not None and exit.returncode < 0:
+        return "Something on the worker's host, or the job's own code, sent this signal; see the last words"
     return "See the last words, and `pipesvc logs` of the run"
 
 

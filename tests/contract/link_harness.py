@@ -53,6 +53,7 @@ class RecordingSink:
     num_parcels: dict[Link, int] = field(default_factory=dict)
     num_consumed: dict[Link, int] = field(default_factory=dict)
     most_outstanding: int = 0
+    losses: list[tuple[Link, float]] = field(default_factory=list)
 
     def allocate(self, link: Link, header: FrameHeader) -> memoryview:
         self.num_allocated += 1
@@ -68,6 +69,9 @@ class RecordingSink:
             self.most_outstanding = max(self.most_outstanding, outstanding)
             if self.consumes:
                 asyncio.get_running_loop().call_soon(self.consume, link)
+
+    def lost(self, link: Link, since_s: float) -> None:
+        self.losses.append((link, since_s))
 
     def consume(self, link: Link) -> None:
         self.num_consumed[link] = self.num_consumed.get(link, 0) + 1
@@ -86,11 +90,21 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiver(*, window_parcels: int = 2, consumes: bool = True, is_open: bool = True) -> AsyncIterator[Receiver]:
+async def receiver(
+    *, window_parcels: int = 2, consumes: bool = True, is_open: bool = True, lost_after_s: float = 10.0
+) -> AsyncIterator[Receiver]:
     service = LinkService()
     sink = RecordingSink(service, consumes=consumes)
     if is_open:
-        service.open_run(RUN, term=TERM, token=TOKEN, window_parcels=window_parcels, sink=sink)
+        service.open_run(
+            RUN,
+            term=TERM,
+            token=TOKEN,
+            window_parcels=window_parcels,
+            sink=sink,
+            on_lost=sink.lost,
+            lost_after_s=lost_after_s,
+        )
     server = servers.make_server(token=None, server_options=options.DATA_SERVER)
     service.add_to(server)
     bound = servers.bind(server, parse("127.0.0.1:0"))

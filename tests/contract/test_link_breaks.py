@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 
 import pytest
 
 from pipesvc.errors import ErrorCode
 from pipesvc.net.options import DATA_MESSAGE_BYTES
-from tests.contract.link_harness import FORWARD, Proxy, noise, receiver, sending, until
+from tests.contract.link_harness import BACKWARD, FORWARD, RUN, Proxy, noise, receiver, sending, until
 
 
 @pytest.mark.asyncio
@@ -137,6 +139,35 @@ async def test_receiver_that_lost_its_state_is_not_mistaken_for_the_same() -> No
         assert second.sink.contents == []
     assert here.failures[0].code is ErrorCode.LINK_LOST
     assert "the receiver has lost tensors" in str(here.failures[0])
+
+
+@pytest.mark.asyncio
+async def test_f17_link_whose_stream_does_not_come_back_is_told() -> None:
+    async with receiver(lost_after_s=0.2) as there:
+        before_s = time.time()
+        async with sending(there.address) as here:
+            here.send(b"x")
+            await here.sender.drain(20)
+        await until(lambda: bool(there.sink.losses), "the notice")
+        ((link, since_s),) = there.sink.losses
+        assert link == FORWARD
+        assert before_s <= since_s <= time.time()
+
+
+@pytest.mark.asyncio
+async def test_f17_link_that_comes_back_and_link_of_a_closed_run_are_not_told() -> None:
+    async with receiver(lost_after_s=0.6) as there, Proxy(there.address) as proxy, sending(proxy.address) as here:
+        here.send(b"x")
+        await here.sender.drain(20)
+        proxy.cut()
+        here.send(b"y")
+        await here.sender.drain(20)
+        async with sending(there.address, BACKWARD) as other:
+            other.send(b"z")
+            await other.sender.drain(20)
+        there.service.close_run(RUN)
+        await asyncio.sleep(1.0)  # longer than the limit: nothing may come
+        assert there.sink.losses == []
 
 
 def test_message_cap_is_a_chunk_and_its_header() -> None:

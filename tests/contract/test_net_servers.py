@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -133,12 +134,15 @@ async def test_nobody_there_is_a_coordinator_absent() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_w03_second_server_on_a_port_is_refused(address: Address, host: str) -> None:
+async def test_w03_second_server_on_a_port_is_refused(
+    address: Address, host: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     second = servers.make_server(token=None, server_options=options.DATA_SERVER)
     with pytest.raises(PipesvcError, match=f"{address.port}") as caught:
         servers.bind(second, Address(host=host, port=address.port))
     assert caught.value.code is ErrorCode.PORT_TAKEN
     assert "another process has this port" in str(caught.value)
+    assert capfd.readouterr().err == ""  # no word of gRPC's own
     await second.stop(None)
 
 
@@ -148,6 +152,18 @@ async def test_address_of_another_machine_cannot_be_listened_on() -> None:
     with pytest.raises(PipesvcError, match=r"192\.0\.2\.1:0") as caught:
         servers.bind(server, parse("192.0.2.1:0"), is_insecure=True)
     assert "another process" not in str(caught.value)
+    await server.stop(None)
+
+
+@pytest.mark.asyncio
+async def test_port_whose_connections_have_just_ended_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            listener.accept()[0].close()  # closed on this side first: its TIME_WAIT is the port's
+    server = servers.make_server(token=None)
+    assert servers.bind(server, Address(host="127.0.0.1", port=port)).address.port == port
+    await server.start()
     await server.stop(None)
 
 

@@ -61,6 +61,7 @@ class FakeRuns(run_pb2_grpc.RunServiceServicer):
         self.refusal: PipesvcError | None = None
         self.run = run_pb2.Run(run_id="r", state=run_pb2.RUN_STATE_RUNNING)
         self.weights = save({"w": torch.arange(6.0), "b": torch.ones(2)})
+        self.is_new = False
         self.num_cancels = 0
         self.worker_names: list[str] = []
         self.feeder: run_pb2.LocateFeederResponse | None = None
@@ -79,7 +80,7 @@ class FakeRuns(run_pb2_grpc.RunServiceServicer):
         return run_pb2.SubmitRunResponse(run=run_pb2.Run(run_id=request.run_id))
 
     def GetRun(self, request: run_pb2.GetRunRequest, context: grpc.ServicerContext) -> run_pb2.GetRunResponse:
-        if request.run_id != "r":
+        if request.run_id != "r" or (self.is_new and not self.submits):
             self._abort(context, PipesvcError(ErrorCode.RUN_NOT_FOUND, f"no run {request.run_id}"))
         return run_pb2.GetRunResponse(run=self.run)
 

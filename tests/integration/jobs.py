@@ -226,3 +226,17 @@ def list_of_layers() -> list[nn.Module]:
 def with_noise() -> nn.Sequential:
     """Layers that draw and layers that keep running statistics."""
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, NUM_CLASSES))
+
+
+def masked_samples() -> Iterator[tuple[Tensor, Tensor]]:
+    """18 rows a batch; label -1 is masked: all but the last of the first nine rows."""
+    for i, (row, label) in enumerate(samples(90)):
+        yield row, torch.tensor(-1) if i % 18 < 8 else label
+
+
+def masked_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, labels, ignore_index=-1)
+
+
+def is_unmasked(labels: Tensor) -> Tensor:
+    return labels != -1

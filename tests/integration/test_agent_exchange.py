@@ -53,6 +53,7 @@ class HalfAgent:
             addresses=addresses,
             service=self.service,
             on_failed=self.failures.append,
+            on_client_lost=self.failures.append,
         )
         self.exchange.add(EXECUTOR, self)
 

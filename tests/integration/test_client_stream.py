@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipesvc.client.connection import Client, connect
+from pipesvc.client.connection import Client, PipesvcWarning, connect
 from pipesvc.client.job import StreamSource
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.net import options, servers
@@ -95,6 +95,7 @@ def receiver() -> Iterator[Receiver]:
 @pytest.fixture
 def fake(receiver: Receiver) -> FakeRuns:
     made = FakeRuns()
+    made.is_new = True
     made.feeder = run_pb2.LocateFeederResponse(data_address=receiver.address, link_token=TOKEN, term=3)
     made.watches = [
         [run_event("BUILDING", plan_json=PLAN.to_json())],
@@ -194,4 +195,48 @@ def test_a_run_that_ends_before_its_source_is_no_failure(fake: FakeRuns, client:
     receiver.close_run()
     fake.end.set()
     assert list(run.steps()) == []
+    assert fake.num_cancels == 0
+
+
+def test_a_repeat_in_another_client_neither_streams_nor_cancels(
+    fake: FakeRuns, client: Client, receiver: Receiver
+) -> None:
+    client.submit(job(StreamSource(_samples(1000), batch_size=1)), run_id="r")
+    receiver.wait_for(1)
+    source = _samples(1000)
+    with connect(client.address) as other:
+        with pytest.warns(PipesvcWarning, match="was there before"):
+            other.submit(job(StreamSource(source, batch_size=1)), run_id="r")
+        assert other.is_source_of("r") is False
+    assert client.is_source_of("r") is True
+    assert next(source)[1] == 0
+    assert fake.num_cancels == 0
+
+
+def test_a_repeat_in_the_same_client_goes_on_with_its_stream(
+    fake: FakeRuns, client: Client, receiver: Receiver
+) -> None:
+    fake.watches.insert(0, ["break"])  # the first try does not see the plan
+    receiver.limit = 1
+    runs = [client.submit(job(StreamSource(_samples(3), batch_size=1)), run_id="r") for _ in range(2)]
+    assert runs[0]._stream is not None
+    assert runs[0]._stream is runs[1]._stream
+
+
+def test_a_stream_that_finds_the_link_in_use_leaves_the_run_alone(
+    fake: FakeRuns, client: Client, receiver: Receiver
+) -> None:
+    """Two clients that both saw no such run, and submitted at the same moment."""
+    receiver.limit = 0
+    client.submit(job(StreamSource(_samples(1000), batch_size=1)), run_id="r")
+    receiver.wait_for(2)
+    fake.watches.append(fake.watches[-1])
+    with connect(client.address) as other:
+        other._streams["r"] = None
+        run = other.submit(job(StreamSource(_samples(1000), batch_size=1)), run_id="r")
+        assert run._stream is not None
+        run._stream._carrier.join(LIMIT_S)
+        with pytest.raises(PipesvcError, match="another client streams") as caught:
+            run._stream.raise_failure()
+    assert caught.value.code is ErrorCode.RUN_EXISTS
     assert fake.num_cancels == 0

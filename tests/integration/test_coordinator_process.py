@@ -90,3 +90,25 @@ def test_a_coordinator_ends_with_its_starter(tmp_path: Path) -> None:
             assert started.wait(5) == 1
     finally:
         os.close(read)
+
+
+@pytest.mark.parametrize("kind", ["a file", "below a file", "in /proc"])
+def test_a_state_directory_that_cannot_be_one_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_text("")
+    places = {"a file": tmp_path / "file", "below a file": tmp_path / "file/state", "in /proc": Path("/proc/state")}
+    with process(places[kind], "127.0.0.1:0") as started:
+        _, errors = started.communicate(timeout=20)
+    assert started.returncode == 1
+    (line,) = errors.splitlines()
+    assert f"the state directory {places[kind]} cannot be used: " in line
+    assert "Name another --state-dir" in line
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_state_directory_of_someone_else_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o500)
+    with process(tmp_path / "state", "127.0.0.1:0") as started:
+        _, errors = started.communicate(timeout=20)
+    assert started.returncode == 1
+    assert "cannot be used: Permission denied" in errors
+    assert "Traceback" not in errors

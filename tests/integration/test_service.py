@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import stat
 import subprocess
@@ -68,10 +70,12 @@ def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Termin
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Below the range of outgoing sockets: a worker that dials a closed port of that range may take it itself."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def until(condition: Callable[[], bool], what: str, within_s: float = START_S) -> None:
@@ -202,6 +206,25 @@ def test_cancel_by_command_and_the_queue_goes_on(service: str, terminal: Termina
     from safetensors.torch import load_file
 
     jobs.mlp(2).load_state_dict(load_file(out), strict=True)
+
+
+def test_f24_workers_serve_a_restarted_coordinator(service: str, terminal: Terminal, tmp_path: Path) -> None:
+    with pipesvc.connect(service) as client:
+        run = client.submit(small_job(num_rows=100_000), run_id="cut-off")
+        next(run.steps())
+        terminal.started[0].kill()
+        with pytest.raises(PipesvcError) as caught:
+            run.wait()
+        assert caught.value.code == ErrorCode.COORDINATOR_LOST
+    terminal.start("coordinator", "--listen", service, "--state-dir", str(tmp_path / "state"))
+    until(lambda: terminal.run("status", "--coordinator", service).stdout.count("cpu") >= 2, "workers again")
+    with pipesvc.connect(service) as client:
+        with pytest.raises(PipesvcError) as caught:
+            client.attach("cut-off").wait()
+        assert caught.value.code == ErrorCode.COORDINATOR_RESTARTED
+        again = client.submit(small_job())
+        again.wait()
+        assert len(again.losses()) == 10
 
 
 def test_a_wrong_token_is_refused(service: str, terminal: Terminal) -> None:

@@ -100,7 +100,7 @@ class Stage:
             self._seed(seeds.derive(self.spec.seed, "forward", step, micro_batch, index))
             try:
                 value = layer(value)
-            except Exception as cause:
+            except (Exception, KeyboardInterrupt) as cause:
                 doing = f"forward of layer {name!r} ({type(layer).__name__}) on {describe(value)}"
                 raise _failed(doing, cause, where) from cause
         if self.spec.is_last:
@@ -120,7 +120,7 @@ class Stage:
                 (live.outputs[0] * share).backward()  # type: ignore[no-untyped-call]
             else:
                 self._backward_from(live.outputs, gradients)
-        except Exception as cause:
+        except (Exception, KeyboardInterrupt) as cause:
             where = Where(step=step, stage=self.spec.index, micro_batch=micro_batch)
             raise _failed("backward", cause, where) from cause
         return [None if leaf is None else leaf.grad for leaf in live.received]
@@ -135,7 +135,7 @@ class Stage:
         if self._optimizer is not None:
             try:
                 self._optimizer.step()
-            except Exception as cause:
+            except (Exception, KeyboardInterrupt) as cause:
                 doing = f"update with {type(self._optimizer).__name__}"
                 where = Where(step=step, stage=self.spec.index)
                 raise _failed(doing, cause, where) from cause
@@ -186,7 +186,7 @@ class Stage:
             arguments = (output,) if labels is None else (output, self._admit_labels(labels))
             try:
                 loss = self.spec.loss(*arguments)
-            except Exception as cause:
+            except (Exception, KeyboardInterrupt) as cause:
                 doing = f"the loss function on {', '.join(map(describe, arguments))}"
                 raise _failed(doing, cause, where) from cause
         giver = "the last layer, which returns the loss," if self.spec.loss is None else "the loss function"
@@ -227,7 +227,7 @@ class Stage:
             torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
 
 
-def _failed(doing: str, cause: Exception, where: Where) -> PipesvcError:
+def _failed(doing: str, cause: BaseException, where: Where) -> PipesvcError:
     return user_error(ErrorCode.STAGE_FAILED, doing, cause, where=where)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pipesvc.client.calls import Call
-from pipesvc.client.job import DataSource, Job, Optimizer, Strategy, StreamSource
+from pipesvc.client.job import MAX_CAPACITY, DataSource, Job, Optimizer, Strategy, StreamSource
+from pipesvc.coordinator import validation
 from pipesvc.errors import ErrorCode, PipesvcError
 
 
@@ -49,7 +50,8 @@ def _refusal(make: Callable[[], object]) -> str:
 
 def test_the_smallest_job_has_the_documented_defaults() -> None:
     made = job()
-    assert (made.epochs, made.max_steps, made.seed, made.clip_norm) == (1, None, 0, None)
+    assert (made.num_epochs, made.max_steps, made.seed, made.clip_norm) == (1, None, 0, None)
+    assert job(max_steps=5).num_epochs == 0
     assert (made.strategy.micro_batches, made.strategy.schedule, made.strategy.pipeline) == (1, "1F1B", True)
     assert (made.data.capacity, made.data.double_buffer, made.data.yields) == (64, True, "sample")
 
@@ -83,7 +85,6 @@ def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
         (lambda: job(data=StreamSource(reader(), batch_size=2), epochs=2), "a streamed source is read once"),
         (lambda: job(data=DataSource(reader, batch_size=2, labels=False), weight=weigh), "nothing to weigh"),
         (lambda: job(epochs=0), "epochs is 0"),
-        (lambda: job(epochs=None), "would have no end"),
         (lambda: job(max_steps=0), "max_steps is 0"),
         (lambda: job(seed=-1), "seed is -1"),
         (lambda: job(seed=2**63), "below 2**63"),
@@ -139,3 +140,11 @@ def test_jobs_and_calls_are_frozen_values() -> None:
 
 def test_arguments_are_sorted_json() -> None:
     assert Call(build_model, b=(0.9, 0.95), a=None).arguments_json == '{"a": null, "b": [0.9, 0.95]}'
+
+
+def test_capacity_has_the_bound_of_the_coordinator() -> None:
+    assert validation._MAX_CAPACITY == MAX_CAPACITY
+    assert DataSource(reader, batch_size=8, capacity=MAX_CAPACITY).capacity == MAX_CAPACITY
+    with pytest.raises(PipesvcError, match=r"65536 at most.*default is 64") as caught:
+        DataSource(reader, batch_size=8, capacity=MAX_CAPACITY + 1)
+    assert caught.value.code is ErrorCode.INVALID_JOB

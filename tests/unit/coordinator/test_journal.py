@@ -29,9 +29,9 @@ def test_what_was_written_is_there_for_the_next_coordinator_under_a_higher_term(
     path = tmp_path / "journal.sqlite3"
     journal = Journal(path)
     assert journal.open() == (1, [])
-    journal.add_run(make_run("first"), make_job())
-    journal.add_run(make_run("second"), make_job(seed=1))
-    journal.add_run(make_run("first"), make_job(seed=2))
+    asyncio.run(journal.add_run(make_run("first"), make_job()))
+    asyncio.run(journal.add_run(make_run("second"), make_job(seed=1)))
+    asyncio.run(journal.add_run(make_run("first"), make_job(seed=2)))
     journal.update_run(make_run("first", run_pb2.RUN_STATE_RUNNING))
     journal.add_plan("first", "digest", "{}", 6)
     for step in (1, 2):
@@ -102,7 +102,7 @@ def test_live_runs_fail_by_name_and_queued_ones_go_on(tmp_path: Path) -> None:
         "queued": run_pb2.RUN_STATE_QUEUED,
     }
     for run_id, state in states.items():
-        journal.add_run(make_run(run_id, state), make_job())
+        asyncio.run(journal.add_run(make_run(run_id, state), make_job()))
     journal.add_step("live", make_step(1))
     journal.close()
     again = Journal(tmp_path / "journal.sqlite3")

@@ -59,6 +59,17 @@ def test_f12_exception_in_forward_has_type_text_traceback_and_place() -> None:
     assert str(Path("executor") / "stage.py") not in details.traceback
 
 
+class Interrupts(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+
+def test_keyboard_interrupt_of_a_layer_has_its_place() -> None:
+    details = failure(Setup(make_layers=lambda: [nn.Linear(3, 2), Interrupts()], cuts=(1,), loss=mse_loss)).details
+    assert (details.code, details.exception_type) == (ErrorCode.STAGE_FAILED, "KeyboardInterrupt")
+    assert (details.where.step, details.where.stage) == (1, 1)
+
+
 def test_wrong_shape_between_stages_shows_both() -> None:
     setup = Setup(make_layers=lambda: [nn.Linear(3, 5), nn.Linear(4, 2)], cuts=(1,), loss=mse_loss)
     details = failure(setup).details

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -45,6 +46,32 @@ def test_samples_that_make_no_batch_are_refused(samples: list[Any], text: str) -
     with pytest.raises(PipesvcError, match=text) as caught:
         collate.stacked(samples)
     assert caught.value.code is ErrorCode.DATA_SOURCE_FAILED
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Names(list[Any]):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "advice"),
+    [
+        (Point(torch.ones(2), torch.ones(2)), "a namedtuple Point, .* plain tuple", "tuple(value) or value._asdict()"),
+        (OrderedDict(a=torch.ones(2)), "an? OrderedDict, .* plain dict", "dict(value)"),
+        (Names([torch.ones(2)]), "a Names, .* plain list", "list(value)"),
+    ],
+)
+def test_containers_of_their_own_type_are_refused(value: Any, text: str, advice: str) -> None:
+    calls: list[tuple[Any, Any]] = [(collate.stacked, [(value, 1), (value, 2)]), (collate.owned, {"key": value})]
+    for collated, given in calls:
+        with pytest.raises(PipesvcError, match=text) as caught:
+            collated(given)
+        assert caught.value.code is ErrorCode.DATA_SOURCE_FAILED
+        assert advice in caught.value.details.advice
 
 
 def test_cut_gives_rows_to_each_and_the_rest_to_all() -> None:
