@@ -127,6 +127,7 @@ class Session:
         self._beat_timeout_s = DEFAULT_BEAT_TIMEOUT_S
         self._was_connected = False
         self._is_welcomed = False
+        self._token = ""
         self._lost_timer: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -136,7 +137,7 @@ class Session:
         try:
             while True:
                 error = await self._attach()
-                if error.code in REFUSALS:
+                if error.code in REFUSALS and not self._has_new_token(error):
                     raise error
                 if self._is_welcomed:
                     backoff_s, looking_since, has_told = FIRST_BACKOFF_S, time.monotonic(), False
@@ -154,12 +155,17 @@ class Session:
         finally:
             await self._end_timer()
 
+    def _has_new_token(self, error: PipesvcError) -> bool:
+        """A coordinator that starts just now may write its token after this worker has looked for it."""
+        return error.code is ErrorCode.UNAUTHENTICATED and self._dial.find_token() != self._token
+
     async def _attach(self) -> PipesvcError:
         """One stream from the dial to its end; gives the reason of the end."""
         self._is_welcomed = False
         try:
-            metadata = channels.auth_metadata(self._dial.find_token())
             register = await asyncio.to_thread(self._register)
+            self._token = self._dial.find_token()
+            metadata = channels.auth_metadata(self._token)
             async with channels.aio_channel(self._dial.address) as channel:
                 stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
                 call = stub.Attach(metadata=metadata)
