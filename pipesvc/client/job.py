@@ -33,6 +33,21 @@ def _duration(name: str, value: object) -> None:
         raise refuse(f"{name} is {value!r}; it must be a positive number of seconds")
 
 
+def _check_boundaries(boundaries: Sequence[int] | Sequence[str]) -> None:
+    if isinstance(boundaries, str):
+        raise refuse(f"boundaries is the text {boundaries!r}", f"Write boundaries=({boundaries!r},)")
+    names = [each for each in boundaries if isinstance(each, str)]
+    if names and len(names) != len(boundaries):
+        raise refuse(f"boundaries are {list(boundaries)}", "Give all of them by index, or all by name")
+    if len(set(boundaries)) != len(boundaries):
+        raise refuse(f"boundaries are {list(boundaries)}; each cuts once, so that no stage is empty")
+    indices = [each for each in boundaries if not isinstance(each, str)]
+    for index in indices:
+        _at_least("a boundary", index, 1, "A boundary is the index of a stage's first layer; the first stage has none")
+    if indices != sorted(indices):
+        raise refuse(f"boundaries are {list(boundaries)}; they must ascend, so that no stage is empty")
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """The options that both kinds of source have."""
@@ -102,8 +117,8 @@ class Strategy:
     """"naive", "GPipe" or "1F1B"; upper and lower case are the same."""
     num_stages: int | None = None
     """None: one stage per mark, or per worker where nothing is marked."""
-    boundaries: Sequence[int] = ()
-    """Index of the first layer of each stage after the first: (1, 3) cuts five layers into 1, 2 and 2."""
+    boundaries: Sequence[int] | Sequence[str] = ()
+    """The first layer of each stage after the first, by index or by name: (1, 3) cuts five layers into 1, 2 and 2."""
     placement: Mapping[str, str] = field(default_factory=dict)
     """Slot ("gpu:0", "cpu", "stage:1") to "worker" or "worker/device"."""
     allow_cpu_for_gpu: bool = False
@@ -120,12 +135,7 @@ class Strategy:
         if self.in_flight is not None:
             _at_least("in_flight", self.in_flight, 1)
             check_counts(self.schedule, num_micro_batches=self.micro_batches, in_flight=self.in_flight)
-        for index in self.boundaries:
-            _at_least(
-                "a boundary", index, 1, "A boundary is the index of a stage's first layer; the first stage has none"
-            )
-        if any(a >= b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)):
-            raise refuse(f"boundaries are {list(self.boundaries)}; they must ascend, so that no stage is empty")
+        _check_boundaries(self.boundaries)
         if self.num_stages is not None and self.boundaries and self.num_stages != len(self.boundaries) + 1:
             raise refuse(
                 f"{len(self.boundaries)} boundaries make {len(self.boundaries) + 1} stages, but num_stages is "

@@ -54,6 +54,19 @@ def unreachable(job: job_pb2.JobSpec, plan: Plan, fleet: Fleet, now_s: float) ->
     return None
 
 
+def unfit(misfit: local_pb2.DataMisfit, plan: Plan | MissingWorkers) -> types_pb2.ErrorReport | None:
+    """What the data met in the model, where that is certain: it was tried on a CPU, so a GPU's layer is left alone."""
+    if isinstance(plan, MissingWorkers) or not misfit.HasField("error"):
+        return None
+    if not misfit.HasField("layer"):
+        return misfit.error
+    stage = next(stage for stage in plan.stages if stage.first_layer <= misfit.layer < stage.end_layer)
+    error = types_pb2.ErrorReport()
+    error.CopyFrom(misfit.error)
+    error.stage = stage.index
+    return error if stage.device == "cpu" else None
+
+
 def _unreached_in(job: job_pb2.JobSpec, plan: Plan, fleet: Fleet) -> list[Unreached]:
     """Where a worker of this plan could not dial another one to which it will send."""
     stages = [stage.worker for stage in plan.stages]
@@ -103,7 +116,7 @@ def _settings(strategy: job_pb2.StrategySpec) -> StrategySettings:
         micro_batches=strategy.micro_batches,
         schedule=strategy.schedule,
         num_stages=strategy.num_stages,
-        boundaries=tuple(strategy.boundaries),
+        boundaries=tuple(strategy.boundary_names) or tuple(strategy.boundaries),
         placement=dict(strategy.placement),
         allow_cpu_for_gpu=strategy.allow_cpu_for_gpu,
         in_flight=strategy.in_flight,

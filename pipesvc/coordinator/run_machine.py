@@ -26,7 +26,7 @@ from pipesvc.coordinator.limits import (
     MAX_INSPECTIONS,
     STOP_BOUND_S,
 )
-from pipesvc.coordinator.planning import fingerprint_warnings, layers_of, plan_for, plan_warnings, unreachable
+from pipesvc.coordinator.planning import fingerprint_warnings, layers_of, plan_for, plan_warnings, unfit, unreachable
 from pipesvc.coordinator.run_record import STATES, Child, Phase, RunRecord
 from pipesvc.coordinator.run_view import ended_message, role_name
 from pipesvc.coordinator.step_ledger import StepLedger
@@ -57,8 +57,6 @@ class RunMachine:
                 self._try_start(turn)
             case Phase.RUNNING:
                 self._issue(turn)
-            case _:
-                pass
 
     def tick(self, turn: Turn) -> None:
         """Enforce the limits of what is awaited."""
@@ -117,6 +115,9 @@ class RunMachine:
         except PipesvcError as error:
             self.fail(turn, failure_of(error))
             return False
+        if (misfit := unfit(record.misfit, plan)) is not None:
+            self.fail(turn, misfit)
+            return False
         record.is_changed = True
         if isinstance(plan, MissingWorkers):
             record.plan, record.plan_json, record.missing_text, record.plan_warnings = None, "", plan.text, ()
@@ -154,7 +155,7 @@ class RunMachine:
                 if not is_inspector or record.phase is Phase.INSPECTING:
                     self.fail(turn, placed(report.failed, member))
             case "inspected" if is_inspector and record.phase is Phase.INSPECTING:
-                record.layers = layers_of(report.inspected)
+                record.layers, record.misfit = layers_of(report.inspected), report.inspected.misfit
                 record.unstopped = turn.stop_children(record, record.inspector.items(), "the model is inspected")
                 self._enter(Phase.ENDING_INSPECTION, turn.now_s, STOP_BOUND_S)
             case "ready" if record.phase is Phase.BUILDING:
@@ -165,8 +166,6 @@ class RunMachine:
                     self._count(turn, member, report)
                 except PipesvcError as error:
                     self.fail(turn, placed(failure_of(error), member))
-            case _:
-                pass
 
     def _ready(self, turn: Turn, child: Child, ready: local_pb2.Ready) -> None:
         record = self.record
@@ -336,8 +335,6 @@ class RunMachine:
                     self._stopped(turn, worker)
             case Phase.CONCLUDING:
                 self.concluded(f"nothing was heard of it for {CONCLUDE_BOUND_S:g} s")
-            case _:
-                pass
 
     def _inspector_missing(self, turn: Turn) -> None:
         record = self.record

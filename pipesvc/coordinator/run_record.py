@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from pipesvc.coordinator.step_ledger import StepLedger
 from pipesvc.core.plan import LayerInfo, Plan
-from pipesvc.rpc.v1 import job_pb2, run_pb2, types_pb2
+from pipesvc.rpc.v1 import job_pb2, local_pb2, run_pb2, types_pb2
 
 
 class Phase(StrEnum):
@@ -87,6 +87,7 @@ class RunRecord:
     crew: dict[str, str] = field(default_factory=dict)
     num_inspections: int = 0
     layers: tuple[LayerInfo, ...] = ()
+    misfit: local_pb2.DataMisfit = field(default_factory=local_pb2.DataMisfit)
     missing_text: str = ""
     plan: Plan | None = None
     plan_json: str = ""

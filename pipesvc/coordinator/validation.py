@@ -113,6 +113,8 @@ def _faults_of_strategy(job: job_pb2.JobSpec) -> Iterator[str]:
         yield f"the schedule is {strategy.schedule!r}: choose one of {', '.join(SCHEDULE_NAMES)}"
     if list(strategy.boundaries) != sorted(set(strategy.boundaries)) or 0 in strategy.boundaries:
         yield f"boundaries {list(strategy.boundaries)} do not ascend from 1"
+    if strategy.boundaries and strategy.boundary_names:
+        yield "boundaries are given by index and by name: one of the two"
 
 
 def _faults_of_run(job: job_pb2.JobSpec) -> Iterator[str]:

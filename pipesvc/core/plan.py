@@ -47,7 +47,7 @@ class StrategySettings:
     micro_batches: int = 1
     schedule: str = "1F1B"
     num_stages: int = 0  # 0: one per mark, or per worker where nothing is marked
-    boundaries: tuple[int, ...] = ()  # index of the first layer of each stage after the first
+    boundaries: tuple[int, ...] | tuple[str, ...] = ()  # index or name of the first layer of each stage after the first
     placement: Mapping[str, str] = field(default_factory=dict)  # slot label -> "worker" or "worker/device"
     allow_cpu_for_gpu: bool = False
     in_flight: int = 0  # micro-batches alive on stage 0 at most; 0: the schedule's own number

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 from pipesvc.core import marks
 from pipesvc.core.plan import LayerInfo, StrategySettings
 from pipesvc.errors import ErrorCode, PipesvcError
+
+# At each end of a long list of names.
+_SHOWN_NAMES: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +44,7 @@ def cut(settings: StrategySettings, layers: Sequence[LayerInfo], num_workers: in
             )
         return _by_marks(layers)
     if settings.boundaries:
-        return _by_boundaries(settings, len(layers))
+        return _by_boundaries(settings, layers)
     return _evenly(settings.num_stages, len(layers), num_workers)
 
 
@@ -74,13 +78,17 @@ def _by_marks(layers: Sequence[LayerInfo]) -> tuple[StageCut, ...]:
     )
 
 
-def _by_boundaries(settings: StrategySettings, num_layers: int) -> tuple[StageCut, ...]:
-    edges = [0, *settings.boundaries, num_layers]
+def _by_boundaries(settings: StrategySettings, layers: Sequence[LayerInfo]) -> tuple[StageCut, ...]:
+    num_layers = len(layers)
+    names = [layer.name for layer in layers]
+    boundaries = [_index_of(each, names) if isinstance(each, str) else each for each in settings.boundaries]
+    edges = [0, *boundaries, num_layers]
     if any(after <= before for before, after in pairwise(edges)):
         raise PipesvcError(
             ErrorCode.INVALID_PLAN,
             f"boundaries {list(settings.boundaries)} do not cut {num_layers} layers into non-empty stages",
-            advice=f"Give ascending indices from 1 to {num_layers - 1}: the first layer of each stage but the first.",
+            advice=f"Give ascending indices from 1 to {num_layers - 1}, or names in this order: the first layer of "
+            "each stage but the first.",
         )
     if settings.num_stages not in (0, len(settings.boundaries) + 1):
         raise PipesvcError(
@@ -89,7 +97,20 @@ def _by_boundaries(settings: StrategySettings, num_layers: int) -> tuple[StageCu
             f"which make {len(settings.boundaries) + 1} stages",
             advice="Leave num_stages out.",
         )
-    return _numbered(settings.boundaries, num_layers)
+    return _numbered(boundaries, num_layers)
+
+
+def _index_of(name: str, names: Sequence[str]) -> int:
+    if name in names:
+        return names.index(name)
+    outer = name.partition(".")[0]
+    inside = f": it lies inside layer {outer!r}, which is one piece" if outer in names and outer != name else ""
+    shown = names if len(names) <= 2 * _SHOWN_NAMES else [*names[:_SHOWN_NAMES], "...", *names[-_SHOWN_NAMES:]]
+    raise PipesvcError(
+        ErrorCode.INVALID_PLAN,
+        f"the boundary {name!r} is not the name of a layer{inside}",
+        advice=f"The layers are {', '.join(shown)}.",
+    )
 
 
 def _evenly(num_stages: int, num_layers: int, num_workers: int) -> tuple[StageCut, ...]:

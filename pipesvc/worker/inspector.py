@@ -1,7 +1,8 @@
-"""Looks at a model before a run starts, on one worker, so that what cannot work is refused at submit.
+"""Looks at a job before its run starts, on one worker, so that what cannot work is refused at submit.
 
 The skeleton is built on the meta device: layers, marks and bytes are known without a byte of parameters. Every other
-function of the job is imported too, for a missing package is the most frequent mistake.
+function of the job is imported too, for a missing package is the most frequent mistake; and a micro-batch of the
+data is tried in the model where that costs little.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model import skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2
-from pipesvc.worker import calls
+from pipesvc.worker import calls, data_trial
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -45,7 +46,8 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
         )
         for layer in layers
     ]
-    port.report(local_pb2.FromChild(inspected=local_pb2.Inspected(layers=messages)))
+    misfit = data_trial.find_misfit(job, sum(layer.parameter_bytes for layer in layers), where)
+    port.report(local_pb2.FromChild(inspected=local_pb2.Inspected(layers=messages, misfit=misfit)))
 
 
 def _is_one_stage(job: job_pb2.JobSpec) -> bool:

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 
 import torch
@@ -53,6 +54,17 @@ def inputs_alone(num_rows: int = 80, seed: int = 1) -> Iterator[Tensor]:
         yield row
 
 
+def wide_samples(num_rows: int = 80) -> Iterator[tuple[Tensor, Tensor]]:
+    """One number more in each row than the models take."""
+    for row, label in samples(num_rows):
+        yield torch.cat([row, row[:1]]), label
+
+
+def float_labels(num_rows: int = 80) -> Iterator[tuple[Tensor, Tensor]]:
+    for row, label in samples(num_rows):
+        yield row, label.to(torch.float32)
+
+
 def slow_samples(num_rows: int = 80, pause_s: float = 0.05) -> Iterator[tuple[Tensor, Tensor]]:
     for sample in samples(num_rows):
         time.sleep(pause_s)
@@ -70,20 +82,21 @@ def mean_square(outputs: Tensor) -> Tensor:
 class Sleepy(nn.Module):
     """A layer that takes its time, as a device would, and leaves the cores free."""
 
-    def __init__(self, num_outputs: int, pause_s: float) -> None:
+    def __init__(self, num_outputs: int, pause_s: float, by_row: bool) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, num_outputs)
         self.pause_s = pause_s
+        self.by_row = by_row
 
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(self.pause_s)
+        time.sleep(self.pause_s * (len(x) if self.by_row else 1))
         out: Tensor = self.linear(x)
         return out
 
 
-def sleepy(num_layers: int, pause_s: float) -> nn.Sequential:
+def sleepy(num_layers: int, pause_s: float, by_row: bool = False) -> nn.Sequential:
     sizes = [WIDTH] * (num_layers - 1) + [NUM_CLASSES]
-    return nn.Sequential(*[Sleepy(size, pause_s) for size in sizes])
+    return nn.Sequential(*[Sleepy(size, pause_s, by_row) for size in sizes])
 
 
 class Faulty(nn.Module):
@@ -119,6 +132,16 @@ def faulty(kind: str, at_call: int = 1) -> nn.Sequential:
 
 def mismatched() -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH + 1, NUM_CLASSES))
+
+
+def named() -> nn.Sequential:
+    layers = {
+        "body": nn.Linear(WIDTH, WIDTH),
+        "bend": nn.GELU(),
+        "head": nn.Linear(WIDTH, NUM_CLASSES),
+        "loss_side": nn.Identity(),
+    }
+    return nn.Sequential(OrderedDict(layers))
 
 
 def misplaced() -> nn.Sequential:

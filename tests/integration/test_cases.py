@@ -104,14 +104,32 @@ def test_f13_the_same_model_after_a_failure_has_the_same_bits(cluster: pipesvc.C
         ({"model": jobs.misplaced}, ErrorCode.UNKNOWN_DEVICE, '"cpu:NAME"'),
         ({"model": jobs.on_gpu}, ErrorCode.UNKNOWN_DEVICE, "worker-0: cpu"),
         ({"model": jobs.mlp, "placement": {"stage:0": "nobody"}}, ErrorCode.UNKNOWN_WORKER, "worker-0"),
+        ({"model": jobs.mlp, "boundaries": ("6", "nobody")}, ErrorCode.INVALID_PLAN, "0, 1, 2"),
+        ({"model": jobs.mlp, "boundaries": ("6", "2")}, ErrorCode.INVALID_PLAN, "in this order"),
     ],
 )
 def test_a05_misuse_is_refused_at_submit_with_the_valid_names(
     cluster: pipesvc.Client, changes: dict[str, Any], code: ErrorCode, valid: str
 ) -> None:
-    placement = changes.get("placement")
-    strategy = pipesvc.Strategy(micro_batches=4, **({"placement": placement, "num_stages": 2} if placement else {}))
+    wishes: dict[str, Any] = {name: value for name, value in changes.items() if name != "model"}
+    strategy = pipesvc.Strategy(micro_batches=4, num_stages=2 if "placement" in wishes else None, **wishes)
     with pytest.raises(PipesvcError) as caught:
         cluster.submit(make_job(model=changes["model"], strategy=strategy))
     assert caught.value.code == code
     assert valid in str(caught.value)
+
+
+def test_a05_layers_are_split_where_their_names_say(cluster: pipesvc.Client) -> None:
+    """Names that are not the indices, so that one cannot stand for the other."""
+    runs = [
+        cluster.submit(make_job(model=jobs.named, strategy=pipesvc.Strategy(micro_batches=4, boundaries=boundaries)))
+        for boundaries in (("head", "loss_side"), (2, 3))
+    ]
+    by_name, by_index = [[stage.layer_names for stage in finished(run).plan().stages] for run in runs]
+    assert by_name == by_index == [("body", "bend"), ("head",), ("loss_side",)]
+    assert runs[0].losses() == runs[1].losses()
+
+
+def finished(run: pipesvc.Run) -> pipesvc.Run:
+    run.wait()
+    return run

@@ -79,6 +79,20 @@ def test_a14_the_trace_shows_reading_beside_computing(
     assert (reads_during_compute(run) > 0) == overlaps
 
 
+def test_a14_no_more_than_capacity_batches_lie_between_source_and_training(cluster: pipesvc.Client) -> None:
+    """The source is as fast as can be and the stages are slow, so the queue is always full."""
+    capacity = 3
+    data = pipesvc.DataSource(pipesvc.Call(jobs.samples, num_rows=160), batch_size=8, capacity=capacity)
+    run = cluster.submit(make_job(data, model=pipesvc.Call(jobs.sleepy, num_layers=2, pause_s=0.01)))
+    run.wait()
+    trace = run.trace()
+    read = {e["step"]: e["start_unix_ns"] for e in trace if e["action"] == "read"}
+    sent = {e["step"]: e["start_unix_ns"] for e in trace if e["action"] == "send"}
+    assert len(read) == len(sent) == 20
+    ahead = [step - sum(moment <= begun for moment in sent.values()) for step, begun in read.items()]
+    assert max(ahead) == capacity
+
+
 def test_a15_a_hundred_samples_in_batches_of_two_are_fifty_steps(cluster: pipesvc.Client) -> None:
     data = pipesvc.DataSource(pipesvc.Call(jobs.samples, num_rows=100), batch_size=2)
     assert len(losses(cluster, make_job(data, strategy=pipesvc.Strategy(micro_batches=2, num_stages=2)))) == 50
@@ -149,3 +163,41 @@ def test_p09_a_batch_smaller_than_the_micro_batches_is_refused(cluster: pipesvc.
     whole = pipesvc.DataSource(pipesvc.Call(jobs.whole_batches, batch_size=2), yields="batch")
     with pytest.raises(PipesvcError, match="micro_batches"):
         cluster.submit(make_job(whole)).wait()
+
+
+@pytest.mark.parametrize(
+    ("source", "yields", "code", "stage", "texts"),
+    [
+        (jobs.wide_samples, "sample", ErrorCode.STAGE_FAILED, 0, ["layer '0' (Linear) on float32 (2, 9)", "shapes"]),
+        (jobs.named_samples, "sample", ErrorCode.STAGE_FAILED, 0, ["{'left': float32 (2, 8)", "dict"]),
+        (jobs.float_labels, "sample", ErrorCode.STAGE_FAILED, 1, ["the loss function on float32 (2, 4), float32 (2,)"]),
+        (pipesvc.Call(jobs.whole_batches, batch_size=3), "batch", ErrorCode.INVALID_JOB, None, ["3 rows", "4 micro"]),
+    ],
+)
+def test_a13_data_that_does_not_fit_the_model_is_refused_at_submit(
+    cluster: pipesvc.Client, source: Any, yields: str, code: ErrorCode, stage: int | None, texts: list[str]
+) -> None:
+    data = pipesvc.DataSource(source, batch_size=None if yields == "batch" else 8, yields=yields)
+    with pytest.raises(PipesvcError) as caught:
+        cluster.submit(make_job(data))
+    assert caught.value.code == code
+    assert caught.value.details.where.stage == stage
+    assert all(text in str(caught.value) for text in texts)
+
+
+def test_a13_the_check_does_not_wait_for_the_runs_turn(cluster: pipesvc.Client) -> None:
+    slow = pipesvc.Call(jobs.sleepy, num_layers=2, pause_s=0.2)
+    ahead = cluster.submit(make_job(pipesvc.DataSource(jobs.samples, batch_size=8), model=slow))
+    with pytest.raises(PipesvcError, match="tried before the start"):
+        cluster.submit(make_job(pipesvc.DataSource(jobs.wide_samples, batch_size=8)))
+    assert ahead.state in ("BUILDING", "RUNNING")
+    ahead.cancel()
+
+
+def test_a13_what_cannot_be_tried_is_named_by_the_first_step(cluster: pipesvc.Client) -> None:
+    """A stream is not here yet when its run is inspected."""
+    run = cluster.submit(make_job(pipesvc.StreamSource(list(jobs.wide_samples()), batch_size=8)))
+    with pytest.raises(PipesvcError, match="mat1 and mat2") as caught:
+        run.wait()
+    where = caught.value.details.where
+    assert (caught.value.code, where.step, where.stage) == (ErrorCode.STAGE_FAILED, 1, 0)

@@ -52,7 +52,7 @@ def test_f12_f13_an_exception_in_a_stage_reaches_the_client_with_its_place(clust
 
 
 def test_a_stage_that_dies_is_named_with_its_signal_and_last_words(cluster: pipesvc.Client) -> None:
-    error = failure(cluster, make_job(pipesvc.Call(jobs.faulty, kind="segfault")))
+    error = failure(cluster, make_job(pipesvc.Call(jobs.faulty, kind="segfault", at_call=5)))
     assert error.code == ErrorCode.CHILD_DIED
     assert "SIGSEGV" in error.details.message
     assert "about to go" in error.details.last_words
@@ -66,7 +66,10 @@ def test_a_loss_that_is_not_finite_is_named_when_asked(cluster: pipesvc.Client) 
 
 
 def test_shapes_that_do_not_fit_between_stages_are_named(cluster: pipesvc.Client) -> None:
-    error = failure(cluster, make_job(jobs.mismatched))
+    """They are found when the job is submitted, with the stage of the layer that refused them."""
+    with pytest.raises(PipesvcError) as caught:
+        cluster.submit(make_job(jobs.mismatched))
+    error = caught.value
     assert error.code == ErrorCode.STAGE_FAILED
     assert "mat1 and mat2 shapes cannot be multiplied" in error.details.message
     assert error.details.where.stage == 1

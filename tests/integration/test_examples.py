@@ -21,16 +21,6 @@ def run_script(script: Path, *arguments: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_w06_the_readmes_first_job_runs_as_printed(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    script = tmp_path / "first_job.py"
-    script.write_text(code)
-    printed = [line.split() for line in run_script(script, folder=tmp_path).splitlines()]
-    losses = [float(loss) for _, loss in printed]
-    assert [int(index) for index, _ in printed] == list(range(1, 257))
-    assert losses[-1] < 1.5 < 2.0 < losses[0]
-
-
 @pytest.mark.parametrize(("options", "learns"), [((), True), (("--no-labels",), False)])
 def test_embedding_fc(tmp_path: Path, options: tuple[str, ...], learns: bool) -> None:
     script = ROOT / "examples/embedding_fc.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import socket
 import stat
 import subprocess
@@ -225,6 +226,53 @@ def test_f24_workers_serve_a_restarted_coordinator(service: str, terminal: Termi
         again = client.submit(small_job())
         again.wait()
         assert len(again.losses()) == 10
+
+
+LONG_JOBS = """
+import pipesvc
+import torch
+from tests.integration import jobs
+
+options = dict(
+    model=pipesvc.Call(jobs.mlp, depth=2),
+    loss=jobs.cross_entropy,
+    optimizer=pipesvc.Optimizer(torch.optim.SGD, lr=0.1),
+    strategy=pipesvc.Strategy(micro_batches=4, num_stages=2),
+)
+call = pipesvc.Call(jobs.slow_samples, num_rows=1600, pause_s=0.002)
+source = pipesvc.Job(data=pipesvc.DataSource(call, batch_size=8), **options)
+stream = pipesvc.Job(data=pipesvc.StreamSource(jobs.slow_samples(100_000, 0.002), batch_size=8), **options)
+"""
+
+
+def children_of_workers(terminal: Terminal) -> list[int]:
+    """Processes below the workers' nurseries: executors, feeders, inspectors."""
+    workers = [psutil.Process(process.pid) for process in terminal.started if "worker" in process.args]  # type: ignore[operator]
+    nurseries = [nursery for worker in workers for nursery in worker.children()]
+    assert len(nurseries) == len(workers) == 2
+    return [child.pid for nursery in nurseries for child in nursery.children()]
+
+
+@pytest.mark.parametrize(("job", "state"), [("source", "COMPLETED"), ("stream", "CANCELLED")])
+def test_f24_after_ctrl_c_in_the_client_the_workers_are_idle_and_serve_the_next_job(
+    service: str, terminal: Terminal, tmp_path: Path, job: str, state: str
+) -> None:
+    """A run with its source on a worker goes on without its client; a streamed one ends with it."""
+    (tmp_path / "long_jobs.py").write_text(LONG_JOBS)
+    command = (f"{tmp_path}/long_jobs.py:{job}", "--coordinator", service, "--run-id", "left")
+    submit = terminal.start("submit", *command, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    with pipesvc.connect(service) as client:
+        until(lambda: any(run.run_id == "left" for run in client.runs()), "run")
+        run = client.attach("left")
+        next(run.steps())
+        submit.send_signal(signal.SIGINT)
+        assert submit.wait(20) == 130
+        until(lambda: run.state == state, state, 40)
+        assert len(run.losses()) == 200 if state == "COMPLETED" else run.losses()
+        assert children_of_workers(terminal) == []
+        following = client.submit(small_job())
+        following.wait()
+        assert len(following.losses()) == 10
 
 
 def test_a_wrong_token_is_refused(service: str, terminal: Terminal) -> None:

@@ -42,7 +42,7 @@ class DataSpec(_message.Message):
     def __init__(self, source: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., is_streamed: _Optional[bool] = ..., yields: _Optional[_Union[Yields, str]] = ..., batch_size: _Optional[int] = ..., capacity: _Optional[int] = ..., double_buffer: _Optional[bool] = ..., drop_last: _Optional[bool] = ..., has_labels: _Optional[bool] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class StrategySpec(_message.Message):
-    __slots__ = ("is_pipelined", "micro_batches", "schedule", "num_stages", "boundaries", "placement", "allow_cpu_for_gpu", "in_flight")
+    __slots__ = ("is_pipelined", "micro_batches", "schedule", "num_stages", "boundaries", "placement", "allow_cpu_for_gpu", "in_flight", "boundary_names")
     class PlacementEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class StrategySpec(_message.Message):
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     ALLOW_CPU_FOR_GPU_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_NAMES_FIELD_NUMBER: _ClassVar[int]
     is_pipelined: bool
     micro_batches: int
     schedule: str
@@ -66,7 +67,8 @@ class StrategySpec(_message.Message):
     placement: _containers.ScalarMap[str, str]
     allow_cpu_for_gpu: bool
     in_flight: int
-    def __init__(self, is_pipelined: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., schedule: _Optional[str] = ..., num_stages: _Optional[int] = ..., boundaries: _Optional[_Iterable[int]] = ..., placement: _Optional[_Mapping[str, str]] = ..., allow_cpu_for_gpu: _Optional[bool] = ..., in_flight: _Optional[int] = ...) -> None: ...
+    boundary_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, is_pipelined: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., schedule: _Optional[str] = ..., num_stages: _Optional[int] = ..., boundaries: _Optional[_Iterable[int]] = ..., placement: _Optional[_Mapping[str, str]] = ..., allow_cpu_for_gpu: _Optional[bool] = ..., in_flight: _Optional[int] = ..., boundary_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobSpec(_message.Message):
     __slots__ = ("name", "model", "loss", "optimizer", "weight", "data", "strategy", "epochs", "max_steps", "seed", "clip_norm", "check_finite", "worker_wait_s", "build_timeout_s", "step_timeout_s", "python_version", "torch_version", "bundle_sha256")

@@ -154,11 +154,21 @@ class LayerInfo(_message.Message):
     buffer_bytes: int
     def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., mark: _Optional[str] = ..., parameter_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ...) -> None: ...
 
+class DataMisfit(_message.Message):
+    __slots__ = ("error", "layer")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    error: _types_pb2.ErrorReport
+    layer: int
+    def __init__(self, error: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., layer: _Optional[int] = ...) -> None: ...
+
 class Inspected(_message.Message):
-    __slots__ = ("layers",)
+    __slots__ = ("layers", "misfit")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MISFIT_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[LayerInfo]
-    def __init__(self, layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ...) -> None: ...
+    misfit: DataMisfit
+    def __init__(self, layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ..., misfit: _Optional[_Union[DataMisfit, _Mapping]] = ...) -> None: ...
 
 class BatchAnnounced(_message.Message):
     __slots__ = ("step", "epoch", "shares", "rows")

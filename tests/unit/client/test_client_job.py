@@ -96,6 +96,10 @@ def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
         (lambda: Strategy(micro_batches=0), "micro_batches is 0"),
         (lambda: Strategy(num_stages=3, boundaries=(1,)), "Leave num_stages out"),
         (lambda: Strategy(boundaries=(3, 1)), "must ascend"),
+        (lambda: Strategy(boundaries=(3, 3)), "each cuts once"),
+        (lambda: Strategy(boundaries=("a", "a")), "each cuts once"),
+        (lambda: Strategy(boundaries=("a", 3)), "all of them by index, or all by name"),  # type: ignore[arg-type]
+        (lambda: Strategy(boundaries="head"), "Write boundaries=('head',)"),
         (lambda: Strategy(boundaries=(0, 1)), "first stage has none"),
         (lambda: Strategy(placement={"gpu:0": ""}), "placement"),
         (lambda: Call(build_model, width=object()), "the argument width is a object"),

@@ -67,7 +67,7 @@ def _full_job(user: object) -> Job:
 def test_every_field_of_the_message_is_filled(user: object) -> None:
     submission = make_submission(_full_job(user))
     spec = submission.spec
-    not_for_this_job = {"num_stages", "is_streamed", "double_buffer"}
+    not_for_this_job = {"num_stages", "is_streamed", "double_buffer", "boundary_names"}
     for message in (spec, spec.data, spec.strategy):
         for field in message.DESCRIPTOR.fields:
             if field.name not in not_for_this_job:
@@ -77,6 +77,11 @@ def test_every_field_of_the_message_is_filled(user: object) -> None:
     assert spec.optimizer.target == "torch.optim:SGD"
     assert spec.optimizer.arguments_json == '{"lr": 0.1}'
     assert list(spec.strategy.boundaries) == [1, 3]
+    named = make_submission(
+        dataclasses.replace(_full_job(user), strategy=Strategy(boundaries=("head",), micro_batches=4))
+    ).spec
+    assert list(named.strategy.boundary_names) == ["head"]
+    assert not named.strategy.boundaries
     assert dict(spec.strategy.placement) == {"stage:0": "w"}
     assert zipfile.ZipFile(io.BytesIO(submission.bundle.data)).namelist() == ["spec_user_module.py"]
     assert spec.bundle_sha256 == submission.bundle.sha256

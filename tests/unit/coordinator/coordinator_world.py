@@ -112,6 +112,7 @@ class World:
         self.workers: dict[str, SimulatedWorker] = {}
         self.commands: list[events.Command] = []
         self.holds_merges = self.holds_conclusions = False
+        self.misfit: local_pb2.DataMisfit | None = None
         self._num_sessions = 0
         self._queue: deque[events.Event] = deque()
 
@@ -220,7 +221,7 @@ class World:
         role, run_id = assignment.role, assignment.run_id
         if role == types_pb2.ROLE_INSPECTOR:
             layers = [local_pb2.LayerInfo(name=str(index), type="Linear") for index in range(self.num_layers)]
-            inspected = local_pb2.Inspected(layers=layers)
+            inspected = local_pb2.Inspected(layers=layers, misfit=self.misfit)
             self._report(worker, run_id, role, "inspected", local_pb2.FromChild(inspected=inspected))
             return
         worker.plan, worker.applied, worker.unsaved = Plan.from_json(assignment.plan_json), {}, set()

@@ -31,6 +31,10 @@ def without_source(job: job_pb2.JobSpec) -> None:
         (lambda job: setattr(job.data, "batch_size", 1), "a batch of 1 rows cannot be cut into 2 micro-batches"),
         (lambda job: setattr(job.strategy, "schedule", "2F2B"), "choose one of naive, GPipe, 1F1B"),
         (lambda job: setattr(job.strategy, "micro_batches", 0), "micro_batches is 0"),
+        (
+            lambda job: (job.strategy.boundaries.append(1), job.strategy.boundary_names.append("a")),
+            "by index and by name: one of the two",
+        ),
         (lambda job: job.strategy.boundaries.extend([3, 1]), "boundaries [3, 1] do not ascend"),
         (lambda job: job.ClearField("model"), "the job has no model"),
         (lambda job: job.ClearField("optimizer"), "the job has no optimizer"),

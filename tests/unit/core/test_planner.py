@@ -64,6 +64,12 @@ def test_p08_five_layers_as_two_and_three_on_two_workers() -> None:
     assert _shape(other) == [("0 1 2", "b", "cpu"), ("3 4", "a", "cpu")]
 
 
+def test_a05_boundaries_by_name_cut_where_the_layers_of_these_names_are() -> None:
+    layers = [LayerInfo(name=name, type="Linear") for name in ("2", "body", "1", "head")]
+    plan = _plan(layers, _workers(a=CPU, b=CPU, c=CPU), boundaries=("body", "1"))
+    assert _shape(plan) == [("2", "a", "cpu"), ("body", "b", "cpu"), ("1 head", "c", "cpu")]
+
+
 def test_four_layers_as_one_two_one_on_three_workers() -> None:
     plan = _plan(_layers(*[""] * 4), _workers(a=CPU, b=CPU, c=CPU), boundaries=(1, 3))
     assert _shape(plan) == [("0", "a", "cpu"), ("1 2", "b", "cpu"), ("3", "c", "cpu")]
@@ -140,6 +146,9 @@ def test_marks_give_every_layer_once_or_refuse_a_label_that_comes_back(marks: li
         (("", ""), {"boundaries": (2,)}, "boundaries [2] do not cut 2 layers"),
         (("", "", ""), {"boundaries": (2, 1)}, "boundaries [2, 1] do not cut 3 layers"),
         (("", "", ""), {"boundaries": (0,)}, "boundaries [0] do not cut"),
+        (("", ""), {"boundaries": ("nobody",)}, "'nobody' is not the name of a layer"),
+        (("", ""), {"boundaries": ("1.weight",)}, "it lies inside layer '1'"),
+        (("", "", ""), {"boundaries": ("2", "1")}, "boundaries ['2', '1'] do not cut"),
         (("", "", ""), {"boundaries": (1,), "num_stages": 3}, "num_stages=3 contradicts boundaries [1]"),
         (("", ""), {"num_stages": 3}, "2 layers cannot fill 3 stages"),
         (("", ""), {"num_stages": -1}, "cannot fill -1 stages"),

@@ -1,0 +1,116 @@
+"""Tries the first micro-batch in the model when a job is submitted, so that sizes that do not fit are told at once.
+
+Only the truth is told: the layers are the real ones, the rows are the source's own, and what cannot be tried here (a
+stream, a large model, a source that is slow or that this host cannot read) is left to the first step, which names the
+same fault. A layer that a GPU will hold may well fail on this CPU, so the coordinator, who knows the plan, decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.model import sequence, skeleton
+from pipesvc.net import reports
+from pipesvc.rpc.v1 import job_pb2, local_pb2
+from pipesvc.wire import tree
+from pipesvc.worker import calls
+from pipesvc.worker.executor.inbox import Parcel
+from pipesvc.worker.executor.stage import Stage, StageSpec
+from pipesvc.worker.feeder.batches import CutBatch, cut_batch
+from pipesvc.worker.feeder.source import Reading, read
+
+# A model up to this size is built whole for the trial; the workers of larger ones need their memory.
+MAX_PARAMETER_BYTES: Final = 128 << 20
+# Source, build and forward together. Every submission waits for it.
+TRIAL_LIMIT_S: Final = 3.0
+
+_log = logging.getLogger("pipesvc.inspector")
+
+
+def find_misfit(job: job_pb2.JobSpec, parameter_bytes: int, where: Where) -> local_pb2.DataMisfit | None:
+    """What the first micro-batch meets in this model of so many bytes; None: it fits, or was not tried."""
+    if job.data.is_streamed or parameter_bytes > MAX_PARAMETER_BYTES:
+        return None
+    found: list[local_pb2.DataMisfit | None] = []
+    thread = threading.Thread(target=_attempt, args=(job, where, found), name="data trial", daemon=True)
+    thread.start()
+    thread.join(TRIAL_LIMIT_S)
+    if thread.is_alive():
+        _log.info("the first batch did not pass the model within %g s: the first step will tell", TRIAL_LIMIT_S)
+    return found[0] if found else None
+
+
+def _attempt(job: job_pb2.JobSpec, where: Where, found: list[local_pb2.DataMisfit | None]) -> None:
+    try:
+        found.append(_try(job, where))
+    except BaseException as error:  # user code may raise anything, and the run itself will tell it with its place
+        _log.info("the first batch was not tried in the model: %s: %s", type(error).__name__, error)
+
+
+def _try(job: job_pb2.JobSpec, where: Where) -> local_pb2.DataMisfit | None:
+    try:
+        batch = _first_batch(job, where)
+    except PipesvcError as error:
+        if error.code is not ErrorCode.INVALID_JOB:
+            raise
+        return local_pb2.DataMisfit(error=reports.to_message(error.details))
+    layers = skeleton.whole(calls.bind(job.model, "the model", where), job.seed)
+    reached: list[int] = []
+    for index, (_, layer) in enumerate(layers):
+        layer.register_forward_pre_hook(partial(_note, reached, index))
+    try:
+        _forward(layers, batch, calls.bind_loss(job, where))
+    except PipesvcError as error:
+        details = error.at(where).details
+        message = f"tried before the start, the first micro-batch does not pass the model: {details.message}"
+        details = replace(details, message=message, where=replace(details.where, stage=None))
+        return local_pb2.DataMisfit(error=reports.to_message(details), layer=reached[-1] if reached else 0)
+    return None
+
+
+def _note(reached: list[int], index: int, _layer: nn.Module, _inputs: Any) -> None:
+    reached.append(index)
+
+
+def _first_batch(job: job_pb2.JobSpec, where: Where) -> CutBatch:
+    reading = Reading(
+        data=job.data,
+        num_micro_batches=job.strategy.micro_batches,
+        num_epochs=1,
+        max_steps=1,
+        seed=job.seed,
+        where=where,
+    )
+    raw = next(read(calls.bind(job.data.source, "the data source", where), reading))
+    return cut_batch(raw, reading.num_micro_batches, calls.bind_weight(job, where), where)
+
+
+def _forward(layers: Sequence[sequence.NamedLayer], batch: CutBatch, loss: Callable[..., Any] | None) -> None:
+    """What a run of one stage does with its first micro-batch."""
+    spec = StageSpec(
+        index=0,
+        num_stages=1,
+        first_layer=0,
+        device=torch.device("cpu"),
+        seed=0,
+        loss=loss,
+        check_finite=False,
+    )
+    stage = Stage(spec, layers, partial(torch.optim.SGD, lr=0.0))
+    labels = None if batch.labels is None else _parcel(batch.labels[0])
+    stage.forward(1, 0, _parcel(batch.inputs[0]), labels)
+
+
+def _parcel(value: Any) -> Parcel:
+    structure, leaves = tree.flatten(value, lambda leaf: isinstance(leaf, Tensor))
+    requires_grad = tuple(leaf.requires_grad for leaf in leaves)
+    return Parcel(leaves=tuple(leaves), requires_grad=requires_grad, structure=structure, is_local=True)
