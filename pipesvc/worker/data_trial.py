@@ -17,9 +17,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.errors import ErrorCode, ErrorDetails, PipesvcError, Where
 from pipesvc.model import sequence, skeleton
-from pipesvc.net import reports
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.wire import tree
 from pipesvc.worker import calls
@@ -58,11 +57,11 @@ def _attempt(job: job_pb2.JobSpec, where: Where, found: list[local_pb2.DataMisfi
 
 def _try(job: job_pb2.JobSpec, where: Where) -> local_pb2.DataMisfit | None:
     try:
-        batch = _first_batch(job, where)
+        batch = first_batch(job, where)
     except PipesvcError as error:
         if error.code is not ErrorCode.INVALID_JOB:
             raise
-        return local_pb2.DataMisfit(error=reports.to_message(error.details))
+        return _misfit(error.details)
     layers = skeleton.whole(calls.bind(job.model, "the model", where), job.seed)
     reached: list[int] = []
     for index, (_, layer) in enumerate(layers):
@@ -73,15 +72,22 @@ def _try(job: job_pb2.JobSpec, where: Where) -> local_pb2.DataMisfit | None:
         details = error.at(where).details
         message = f"tried before the start, the first micro-batch does not pass the model: {details.message}"
         details = replace(details, message=message, where=replace(details.where, stage=None))
-        return local_pb2.DataMisfit(error=reports.to_message(details), layer=reached[-1] if reached else 0)
+        return _misfit(details, layer=reached[-1] if reached else 0)
     return None
+
+
+def _misfit(details: ErrorDetails, *, layer: int | None = None) -> local_pb2.DataMisfit:
+    from pipesvc.net import reports  # late: it imports gRPC, of which the nursery must stay free
+
+    return local_pb2.DataMisfit(error=reports.to_message(details), layer=layer)
 
 
 def _note(reached: list[int], index: int, _layer: nn.Module, _inputs: Any) -> None:
     reached.append(index)
 
 
-def _first_batch(job: job_pb2.JobSpec, where: Where) -> CutBatch:
+def first_batch(job: job_pb2.JobSpec, where: Where) -> CutBatch:
+    """What the job's source gives first, as a run would cut it."""
     reading = Reading(
         data=job.data,
         num_micro_batches=job.strategy.micro_batches,
@@ -106,11 +112,12 @@ def _forward(layers: Sequence[sequence.NamedLayer], batch: CutBatch, loss: Calla
         check_finite=False,
     )
     stage = Stage(spec, layers, partial(torch.optim.SGD, lr=0.0))
-    labels = None if batch.labels is None else _parcel(batch.labels[0])
-    stage.forward(1, 0, _parcel(batch.inputs[0]), labels)
+    labels = None if batch.labels is None else parcel_of(batch.labels[0])
+    stage.forward(1, 0, parcel_of(batch.inputs[0]), labels)
 
 
-def _parcel(value: Any) -> Parcel:
+def parcel_of(value: Any) -> Parcel:
+    """The value as it would arrive at a stage of the same process."""
     structure, leaves = tree.flatten(value, lambda leaf: isinstance(leaf, Tensor))
     requires_grad = tuple(leaf.requires_grad for leaf in leaves)
     return Parcel(leaves=tuple(leaves), requires_grad=requires_grad, structure=structure, is_local=True)
