@@ -45,8 +45,12 @@ lengths: $(STAMP)
 protos: $(STAMP)
 	$(BIN)/python tools/protos.py --check
 
-unit contract simulation integration: $(STAMP)
+unit contract simulation: $(STAMP)
 	$(BIN)/pytest -q tests/$@
+
+# Real processes wait for each other most of the time, so two files run at once.
+integration: $(STAMP)
+	$(BIN)/pytest -q --numprocesses 2 --dist loadfile tests/$@
 
 # For a host with GPUs, with torch's CUDA build.
 gpu: $(STAMP)
