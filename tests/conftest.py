@@ -10,6 +10,7 @@ import asyncio
 import gc
 import inspect
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -23,6 +24,11 @@ import pytest_asyncio
 GRACE_S = 5.0
 # Descriptors that gRPC and Python make once per process and keep.
 KEPT = ("anon_inode:", "pipe:", "/dev/", "/proc/")
+
+
+def pytest_configure() -> None:
+    """A shell starts what runs in the background with SIGINT ignored, and every process below inherits that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
