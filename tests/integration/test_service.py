@@ -253,26 +253,26 @@ def children_of_workers(terminal: Terminal) -> list[int]:
     return [child.pid for nursery in nurseries for child in nursery.children()]
 
 
-@pytest.mark.parametrize(("job", "state"), [("source", "COMPLETED"), ("stream", "CANCELLED")])
 def test_f24_after_ctrl_c_in_the_client_the_workers_are_idle_and_serve_the_next_job(
-    service: str, terminal: Terminal, tmp_path: Path, job: str, state: str
+    service: str, terminal: Terminal, tmp_path: Path
 ) -> None:
     """A run with its source on a worker goes on without its client; a streamed one ends with it."""
     (tmp_path / "long_jobs.py").write_text(LONG_JOBS)
-    command = (f"{tmp_path}/long_jobs.py:{job}", "--coordinator", service, "--run-id", "left")
-    submit = terminal.start("submit", *command, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-    with pipesvc.connect(service) as client:
-        until(lambda: any(run.run_id == "left" for run in client.runs()), "run")
-        run = client.attach("left")
-        next(run.steps())
-        submit.send_signal(signal.SIGINT)
-        assert submit.wait(20) == 130
-        until(lambda: run.state == state, state, 40)
-        assert len(run.losses()) == 200 if state == "COMPLETED" else run.losses()
-        assert children_of_workers(terminal) == []
-        following = client.submit(small_job())
-        following.wait()
-        assert len(following.losses()) == 10
+    for job, state in (("source", "COMPLETED"), ("stream", "CANCELLED")):
+        command = (f"{tmp_path}/long_jobs.py:{job}", "--coordinator", service, "--run-id", job)
+        submit = terminal.start("submit", *command, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+        with pipesvc.connect(service) as client:
+            until(lambda job=job: any(run.run_id == job for run in client.runs()), "run")  # type: ignore[misc]
+            run = client.attach(job)
+            next(run.steps())
+            submit.send_signal(signal.SIGINT)
+            assert submit.wait(20) == 130
+            until(lambda run=run, state=state: run.state == state, state, 40)  # type: ignore[misc]
+            assert len(run.losses()) == 200 if state == "COMPLETED" else run.losses()
+            assert children_of_workers(terminal) == []
+            following = client.submit(small_job())
+            following.wait()
+            assert len(following.losses()) == 10
 
 
 def test_a_wrong_token_is_refused(service: str, terminal: Terminal) -> None:
