@@ -42,7 +42,15 @@ def _threads() -> set[threading.Thread]:
 
 
 def _children() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE}
+    return {child.pid for child in psutil.Process().children(recursive=True) if _is_alive(child)}
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """It may end between the listing and the question."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _descriptors() -> Counter[str]:
