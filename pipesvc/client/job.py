@@ -87,7 +87,11 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class DataSource(_Source):
-    """`source` is a function that returns an iterable; it runs on a worker, once per epoch."""
+    """`source` is a function that returns an iterable; it runs on a worker, once per epoch.
+
+    It must give the same when it is called again: when the job is submitted, it is called once more for a first batch,
+    which is tried in the model and dropped.
+    """
 
     def __post_init__(self) -> None:
         _Source.__post_init__(self)

@@ -26,42 +26,50 @@ from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.stage import Stage, StageSpec
 from pipesvc.worker.feeder.batches import CutBatch, cut_batch
 from pipesvc.worker.feeder.source import Reading, read
+from pipesvc.worker.progress import ProgressReporter
 
 # A model up to this size is built whole for the trial; the workers of larger ones need their memory.
-MAX_PARAMETER_BYTES: Final = 128 << 20
+MAX_MODEL_BYTES: Final = 128 << 20
 # Source, build and forward together. Every submission waits for it.
 TRIAL_LIMIT_S: Final = 3.0
+
+# What a package, a file or the memory of this host lacks says nothing of the host that will hold the layer.
+_OF_THIS_HOST: Final = (ImportError, OSError, MemoryError)
 
 _log = logging.getLogger("pipesvc.inspector")
 
 
-def find_misfit(job: job_pb2.JobSpec, parameter_bytes: int, where: Where) -> local_pb2.DataMisfit | None:
-    """What the first micro-batch meets in this model of so many bytes; None: it fits, or was not tried."""
-    if job.data.is_streamed or parameter_bytes > MAX_PARAMETER_BYTES:
+def find_misfit(
+    job: job_pb2.JobSpec, model_bytes: int, where: Where, progress: ProgressReporter, give_up: Callable[[], object]
+) -> local_pb2.DataMisfit | None:
+    """What the first micro-batch meets in this model of so many bytes; None: it fits, or was not tried.
+
+    User code runs on this thread, the main one, as it will in the run; `give_up` is called on another one when the
+    time is over, and should end the process.
+    """
+    if job.data.is_streamed or model_bytes > MAX_MODEL_BYTES:
         return None
-    found: list[local_pb2.DataMisfit | None] = []
-    thread = threading.Thread(target=_attempt, args=(job, where, found), name="data trial", daemon=True)
-    thread.start()
-    thread.join(TRIAL_LIMIT_S)
-    if thread.is_alive():
-        _log.info("the first batch did not pass the model within %g s: the first step will tell", TRIAL_LIMIT_S)
-    return found[0] if found else None
-
-
-def _attempt(job: job_pb2.JobSpec, where: Where, found: list[local_pb2.DataMisfit | None]) -> None:
+    timer = threading.Timer(TRIAL_LIMIT_S, give_up)
+    timer.daemon = True
+    timer.start()
     try:
-        found.append(_try(job, where))
+        return _try(job, where, progress)
     except BaseException as error:  # user code may raise anything, and the run itself will tell it with its place
         _log.info("the first batch was not tried in the model: %s: %s", type(error).__name__, error)
+        return None
+    finally:
+        timer.cancel()
 
 
-def _try(job: job_pb2.JobSpec, where: Where) -> local_pb2.DataMisfit | None:
+def _try(job: job_pb2.JobSpec, where: Where, progress: ProgressReporter) -> local_pb2.DataMisfit | None:
+    progress.busy("reading a first batch from the data source, to try it")
     try:
         batch = first_batch(job, where)
     except PipesvcError as error:
         if error.code is not ErrorCode.INVALID_JOB:
             raise
         return _misfit(error.details)
+    progress.busy("trying the first micro-batch in the model")
     layers = skeleton.whole(calls.bind(job.model, "the model", where), job.seed)
     reached: list[int] = []
     for index, (_, layer) in enumerate(layers):
@@ -69,6 +77,8 @@ def _try(job: job_pb2.JobSpec, where: Where) -> local_pb2.DataMisfit | None:
     try:
         _forward(layers, batch, calls.bind_loss(job, where))
     except PipesvcError as error:
+        if isinstance(error.__cause__, _OF_THIS_HOST):
+            raise
         details = error.at(where).details
         message = f"tried before the start, the first micro-batch does not pass the model: {details.message}"
         details = replace(details, message=message, where=replace(details.where, stage=None))

@@ -7,6 +7,10 @@ data is tried in the model where that costs little.
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+
 import torch
 
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -17,13 +21,16 @@ from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
 
+_log = logging.getLogger("pipesvc.inspector")
+
 
 def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     """Report the layers, or raise what is wrong with the job."""
     where = calls.place_of(assignment)
     job = assignment.job
     torch.set_num_threads(1)
-    ProgressReporter(port).busy("inspecting")
+    progress = ProgressReporter(port)
+    progress.busy("inspecting")
     build = calls.bind(job.model, "the model", where)
     calls.bind_loss(job, where)
     calls.bind_weight(job, where)
@@ -46,8 +53,18 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
         )
         for layer in layers
     ]
-    misfit = data_trial.find_misfit(job, sum(layer.parameter_bytes for layer in layers), where)
-    port.report(local_pb2.FromChild(inspected=local_pb2.Inspected(layers=messages, misfit=misfit)))
+    inspected = local_pb2.Inspected(layers=messages)
+
+    def give_up() -> None:
+        _log.info("the first batch did not pass the model within %g s: the first step tells", data_trial.TRIAL_LIMIT_S)
+        port.report(local_pb2.FromChild(inspected=inspected))
+        sys.stdout.flush()
+        os._exit(0)
+
+    model_bytes = sum(layer.parameter_bytes + layer.buffer_bytes for layer in layers)
+    misfit = data_trial.find_misfit(job, model_bytes, where, progress, give_up)
+    inspected.misfit.CopyFrom(misfit or local_pb2.DataMisfit())
+    port.report(local_pb2.FromChild(inspected=inspected))
 
 
 def _is_one_stage(job: job_pb2.JobSpec) -> bool:

@@ -201,3 +201,15 @@ def test_a13_what_cannot_be_tried_is_named_by_the_first_step(cluster: pipesvc.Cl
         run.wait()
     where = caught.value.details.where
     assert (caught.value.code, where.step, where.stage) == (ErrorCode.STAGE_FAILED, 1, 0)
+
+
+@pytest.mark.parametrize("model", [jobs.bound_to_its_thread, jobs.lacks_a_file])
+def test_a13_what_would_train_is_not_refused(cluster: pipesvc.Client, model: Any) -> None:
+    """Code that is bound to the main thread, and a fault that lies in the host that inspects."""
+    assert len(losses(cluster, make_job(pipesvc.DataSource(jobs.samples, batch_size=8), model=model))) == 10
+
+
+def test_a13_a_source_that_ends_the_process_is_named(cluster: pipesvc.Client) -> None:
+    with pytest.raises(PipesvcError, match="exit code 3 while reading a first batch from the data source") as caught:
+        cluster.submit(make_job(pipesvc.DataSource(jobs.exits_in_the_source, batch_size=8)))
+    assert caught.value.code == ErrorCode.CHILD_DIED
