@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from pipesvc.client.job import DataSource as DataSource
     from pipesvc.client.job import Job as Job
     from pipesvc.client.job import Optimizer as Optimizer
+    from pipesvc.client.job import ScheduleFile as ScheduleFile
     from pipesvc.client.job import Strategy as Strategy
     from pipesvc.client.job import StreamSource as StreamSource
     from pipesvc.client.local import LocalCluster as LocalCluster
     from pipesvc.client.local import train as train
+    from pipesvc.client.plan_file import read_plan as read_plan
     from pipesvc.client.run import Run as Run
     from pipesvc.client.run import Step as Step
     from pipesvc.errors import PipesvcError as PipesvcError
@@ -38,11 +40,13 @@ _HOMES = {
     "PipesvcError": "pipesvc.errors",
     "PipesvcWarning": "pipesvc.client.connection",
     "Run": "pipesvc.client.run",
+    "ScheduleFile": "pipesvc.client.job",
     "Step": "pipesvc.client.run",
     "Strategy": "pipesvc.client.job",
     "StreamSource": "pipesvc.client.job",
     "connect": "pipesvc.client.connection",
     "device_guard": "pipesvc.model.marks",
+    "read_plan": "pipesvc.client.plan_file",
     "train": "pipesvc.client.local",
 }
 

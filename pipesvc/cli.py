@@ -12,20 +12,19 @@ import os
 import platform
 import sys
 import warnings
-from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
+from pipesvc.cli_options import DEFAULT_ADDRESS, Coordinator, JobName, RunId, TokenFile, connect
+from pipesvc.cli_plan import plan as plan_command
+from pipesvc.cli_profile import profile
 from pipesvc.errors import PipesvcError
 
 if TYPE_CHECKING:
-    from pipesvc.client.connection import Client
     from pipesvc.client.run import Run
-
-DEFAULT_ADDRESS: Final = "127.0.0.1:7700"
-COORDINATOR_VARIABLE: Final = "PIPESVC_COORDINATOR"
 
 app = typer.Typer(
     name="pipesvc",
@@ -35,20 +34,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Coordinator = Annotated[
-    str,
-    typer.Option("--coordinator", envvar=COORDINATOR_VARIABLE, metavar="HOST:PORT", help="The coordinator's address."),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file", metavar="FILE", help="The coordinator's token, if it runs as another user or elsewhere."
-    ),
-]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Let the port face the network: without encryption, guarded by a token only.")
 ]
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 
 
 @app.command()
@@ -88,6 +76,12 @@ def worker(
     threads: Annotated[
         int, typer.Option("--threads", min=0, help="Threads of torch; 0: a share of the host's cores.")
     ] = 0,
+    memory: Annotated[
+        str,
+        typer.Option(
+            "--memory", metavar="SIZE", help="The most that stages may take here, such as 8GiB; all if not said."
+        ),
+    ] = "",
     token_file: TokenFile = None,
     insecure: Insecure = False,
     coordinator_wait: Annotated[
@@ -106,6 +100,7 @@ def worker(
         listen=listen,
         advertise=advertise,
         num_threads=threads,
+        memory=memory,
         token_file=token_file,
         is_insecure=insecure,
         coordinator_wait_s=coordinator_wait,
@@ -115,20 +110,28 @@ def worker(
 
 @app.command()
 def submit(
-    job: Annotated[str, typer.Argument(metavar="PATH:NAME", help="As in examples/char_lm.py:job.")],
+    job: JobName,
     run_id: Annotated[str | None, typer.Option("--run-id", help="A repeat with the same id is the same run.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="A plan file; its memory is checked first.")
+    ] = None,
     coordinator: Coordinator = DEFAULT_ADDRESS,
     token_file: TokenFile = None,
 ) -> None:
     """Submit a job and follow it. Ctrl-C leaves the run going, unless this command streams its data."""
     from pipesvc.client.command import cancel_streamed
     from pipesvc.client.loading import load_job
+    from pipesvc.client.plan_file import read_plan
     from pipesvc.client.progress import SubmitView
 
     loaded = load_job(job)
+    if plan is not None:
+        loaded = replace(loaded, strategy=read_plan(plan))
     view = SubmitView(sys.stdout, sys.stderr)
-    with _connect(coordinator, token_file) as client:
+    with connect(coordinator, token_file) as client:
         try:
+            if plan is not None:
+                client.plan(loaded)  # refuses one that does not fit
             _follow(client.submit(loaded, run_id, on_event=view))
         except KeyboardInterrupt as interrupt:
             if view.run_id and client.is_source_of(view.run_id):
@@ -139,10 +142,14 @@ def submit(
             raise
 
 
+app.command("plan")(plan_command)
+app.command()(profile)
+
+
 @app.command()
 def watch(run_id: RunId, coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = None) -> None:
     """Follow a run until it ends: step, loss, rows per second, time left."""
-    with _connect(coordinator, token_file) as client:
+    with connect(coordinator, token_file) as client:
         try:
             _follow(client.attach(run_id))
         except KeyboardInterrupt:
@@ -155,7 +162,7 @@ def runs(coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = Non
     """List all runs, oldest first."""
     from pipesvc.client.report import runs_text
 
-    with _connect(coordinator, token_file) as client:
+    with connect(coordinator, token_file) as client:
         print(runs_text(client.runs()))
 
 
@@ -164,7 +171,7 @@ def status(coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = N
     """Show the workers, the queue, and what is awaited, from whom, since when, until when."""
     from pipesvc.client.report import status_text
 
-    with _connect(coordinator, token_file) as client:
+    with connect(coordinator, token_file) as client:
         print(status_text(client.status()))
 
 
@@ -178,7 +185,7 @@ def logs(
     """Print what user code printed on all workers, and the traceback of what failed the run."""
     from pipesvc.client.report import traceback_text
 
-    with _connect(coordinator, token_file) as client:
+    with connect(coordinator, token_file) as client:
         run = client.attach(run_id)
         for line in run.logs(follow=follow):
             stream = sys.stderr if line.is_stderr else sys.stdout
@@ -195,7 +202,7 @@ def trace(
     token_file: TokenFile = None,
 ) -> None:
     """Print what each stage did when, and what it waited for, as JSON."""
-    with _connect(coordinator, token_file) as client:
+    with connect(coordinator, token_file) as client:
         text = json.dumps(client.attach(run_id).trace(), indent=1)
     if out is None:
         print(text)
@@ -213,7 +220,7 @@ def weights(
     """Fetch the whole model's state as one safetensors file; of a live run, after its next step."""
     from pipesvc.client.weights_file import is_replaced
 
-    with _connect(coordinator, token_file) as client:
+    with connect(coordinator, token_file) as client:
         path = out if out is not None else Path(f"{run_id}.safetensors")
         step = client.attach(run_id).save_weights(path)
     # The weights may have gone to the standard output itself.
@@ -223,7 +230,7 @@ def weights(
 @app.command()
 def cancel(run_id: RunId, coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = None) -> None:
     """End a run after the steps already issued; its weights are kept."""
-    with _connect(coordinator, token_file) as client:
+    with connect(coordinator, token_file) as client:
         print(f"{run_id}: {client.attach(run_id).cancel()}")
 
 
@@ -237,7 +244,7 @@ def health(
 ) -> None:
     """Say in one line whether the coordinator answers, and exit with 0 or 1: for health checks."""
     try:
-        with _connect(coordinator, token_file) as client:
+        with connect(coordinator, token_file) as client:
             names = [found.registration.name for found in client.status().workers]
     except PipesvcError as error:
         print(error_line(error), file=sys.stderr)
@@ -246,12 +253,6 @@ def health(
         print(f"pipesvc: the coordinator at {coordinator} has no worker {worker}", file=sys.stderr)
         raise typer.Exit(1)
     print(f"healthy: the coordinator at {coordinator} has {len(names)} worker{'s' if len(names) != 1 else ''}")
-
-
-def _connect(address: str, token_file: Path | None) -> AbstractContextManager[Client]:
-    from pipesvc.client.command import connected
-
-    return connected(address, token_file)
 
 
 def _follow(run: Run) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
-STATE_MACHINES = {"pipesvc/coordinator/machine.py", "pipesvc/coordinator/run_machine.py"}
+STATE_MACHINES = {f"pipesvc/coordinator/{name}.py" for name in ("machine", "profile_machine", "run_machine")}
 MAX_STATE_MACHINE_LINES = 400
 FOLDERS = ("pipesvc", "tests", "tools", "examples", "benchmarks")
 

@@ -12,18 +12,24 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from pipesvc.client.job import Job, StreamSource
+from pipesvc.client.job import Job, Strategy, StreamSource
+from pipesvc.client.profiling import OnEvent, Profile, profile
 from pipesvc.client.run import Run
-from pipesvc.client.spec import make_submission
+from pipesvc.client.spec import make_submission, measurable
 from pipesvc.client.stream import BatchStream
 from pipesvc.client.transport import Transport
 from pipesvc.client.watching import ENDED, NO_STEP, failure_of, watch
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import run_pb2
+
+if TYPE_CHECKING:
+    from pipesvc.client.compare import Line
+    from pipesvc.client.planning import Planned
 
 # Seconds for the first answer.
 CONNECT_S: Final = 10.0
@@ -83,11 +89,14 @@ class Client:
     ) -> Run:
         """Hand the job over; returns when it has a plan, or stands behind another run. Raises what it was refused for.
 
+        A strategy with open parts (`boundaries="auto"`, `schedule="auto"`) is planned first, as by `plan`.
         A repeat with the same `run_id` and the same job gives the same run; where its batches are streamed, only the
         client that submitted it first streams them. `on_event` is told the run as soon as the coordinator has it, and
         its changes until `submit` returns.
         """
         refuse_inside_worker()
+        if job.strategy.is_open:
+            job = replace(job, strategy=self._closed_strategy(job, run_id))
         submission = make_submission(job)
         run_id = run_id if run_id is not None else _new_run_id(submission.spec.name)
         if not _RUN_ID.fullmatch(run_id):
@@ -106,6 +115,33 @@ class Client:
             interrupt.add_note(self.farewell(run_id))
             raise
         return Run(self._transport, run_id, self._start_stream(run_id, job))
+
+    def plan(self, job: Job, *, on_event: OnEvent | None = None) -> Planned:
+        """What the job's strategy comes to on the workers that are registered now, from measured costs.
+
+        The costs are measured first if they are not known; `on_event` is told what that waits for. Raises INVALID_PLAN
+        with the sum where a device's memory does not suffice, and MISSING_WORKER where the workers do not.
+        """
+        from pipesvc.client import planning  # brings numpy, which no other command needs
+
+        costs = self.profile(measurable(job), on_event=on_event).costs
+        return planning.plan_job(job, costs, planning.crew_of(self.status()))
+
+    def compare(self, job: Job, run_id: str) -> list[Line]:
+        """What the job's costs let expect of the plan of a run, beside what its trace and links say."""
+        from pipesvc.client import planning
+        from pipesvc.client.compare import compare
+
+        run = self.attach(run_id)
+        info, costs = run.info(), self.profile(measurable(job)).costs
+        predicted = planning.predict(run.plan(), job, costs, planning.crew_of(self.status()).fingerprints)
+        return compare(
+            predicted.report,
+            predicted.evaluated.step,
+            trace=run.trace(),
+            links=run.links(),
+            num_steps=info.num_committed_steps,
+        )
 
     def is_source_of(self, run_id: str) -> bool:
         """True for a run that cannot go on without this client, which has not streamed all of its batches."""
@@ -139,6 +175,14 @@ class Client:
         )
         return response
 
+    def profile(self, job: Job, *, is_fresh: bool = False, on_event: OnEvent | None = None) -> Profile:
+        """Measure the job's layers on every worker and the links between workers, as far as they are not known.
+
+        Waits until no run is on the workers. `on_event` is told what is awaited, whenever that changes.
+        """
+        refuse_inside_worker()
+        return profile(self._transport, job, is_fresh=is_fresh, on_event=on_event)
+
     def close(self) -> None:
         """End the streams and the connection. Runs go on."""
         try:
@@ -148,6 +192,14 @@ class Client:
             self._streams.clear()
         finally:
             self._transport.close()
+
+    def _closed_strategy(self, job: Job, run_id: str | None) -> Strategy:
+        """Of a run that is there already, its own: a repeat of a submission is the same run whatever has changed."""
+        from pipesvc.client import planning
+
+        if run_id is not None and self._exists(run_id) and self.attach(run_id).info().plan_json:
+            return planning.strategy_of(self.attach(run_id).plan(), job.strategy)
+        return self.plan(job).strategy
 
     def _exists(self, run_id: str) -> bool:
         try:

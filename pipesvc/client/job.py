@@ -14,12 +14,17 @@ from math import isfinite
 from typing import Any, Final
 
 from pipesvc.client.calls import Call, Optimizer, as_call, check_function, refuse
-from pipesvc.core.schedules import SCHEDULE_NAMES, check_counts
+from pipesvc.client.schedule_file import ScheduleFile
+from pipesvc.core.schedules import FILE, SCHEDULE_NAMES, check_counts
 
-__all__ = ["Call", "DataSource", "Job", "Optimizer", "Strategy", "StreamSource"]
+__all__ = ["Call", "DataSource", "Job", "Optimizer", "ScheduleFile", "Strategy", "StreamSource"]
 
 # Batches; the coordinator refuses more.
 MAX_CAPACITY: Final = 65_536
+# A schedule that is chosen by simulation.
+AUTO: Final = "auto"
+# Ways to find the boundaries, beside type:REGEX[:WEIGHT]|...
+_METHODS = ("auto", "uniform", "parameters")
 _YIELDS = ("sample", "sample_list", "batch")
 
 
@@ -35,7 +40,10 @@ def _duration(name: str, value: object) -> None:
 
 def _check_boundaries(boundaries: Sequence[int] | Sequence[str]) -> None:
     if isinstance(boundaries, str):
-        raise refuse(f"boundaries is the text {boundaries!r}", f"Write boundaries=({boundaries!r},)")
+        if boundaries not in _METHODS and not boundaries.startswith("type:"):
+            fix = f"Write boundaries=({boundaries!r},) for a layer's name, or one of {', '.join(_METHODS)}, type:REGEX"
+            raise refuse(f"boundaries is the text {boundaries!r}, which is no method to cut", fix)
+        return
     names = [each for each in boundaries if isinstance(each, str)]
     if names and len(names) != len(boundaries):
         raise refuse(f"boundaries are {list(boundaries)}", "Give all of them by index, or all by name")
@@ -117,12 +125,14 @@ class Strategy:
     """False: the whole model is one stage, with the same numbers."""
     micro_batches: int = 1
     """Slices of each mini-batch. With 1, nothing overlaps."""
-    schedule: str = "1F1B"
-    """"naive", "GPipe" or "1F1B"; upper and lower case are the same."""
+    schedule: str | ScheduleFile = "1F1B"
+    """"naive", "GPipe", "1F1B", "Interleaved1F1B", "ZBH1" or "ZBV", upper and lower case are the same; or a file; or
+    "auto": the fastest within memory."""
     num_stages: int | None = None
     """None: one stage per mark, or per worker where nothing is marked."""
     boundaries: Sequence[int] | Sequence[str] = ()
-    """The first layer of each stage after the first, by index or by name: (1, 3) cuts five layers into 1, 2 and 2."""
+    """The first layer of each stage after the first, by index or by name: (1, 3) cuts five layers into 1, 2 and 2.
+    Or how to find them, as one text: "auto", "uniform", "parameters", "type:REGEX[:WEIGHT]|..."."""
     placement: Mapping[str, str] = field(default_factory=dict)
     """Slot ("gpu:0", "cpu", "stage:1") to "worker" or "worker/device"."""
     allow_cpu_for_gpu: bool = False
@@ -132,15 +142,12 @@ class Strategy:
 
     def __post_init__(self) -> None:
         _at_least("micro_batches", self.micro_batches, 1)
-        if str(self.schedule).lower() not in {name.lower() for name in SCHEDULE_NAMES}:
-            raise refuse(f"schedule is {self.schedule!r}; it must be one of {', '.join(SCHEDULE_NAMES)}")
         if self.num_stages is not None:
             _at_least("num_stages", self.num_stages, 1)
-        if self.in_flight is not None:
-            _at_least("in_flight", self.in_flight, 1)
-            check_counts(self.schedule, num_micro_batches=self.micro_batches, in_flight=self.in_flight)
+        self._check_schedule()
         _check_boundaries(self.boundaries)
-        if self.num_stages is not None and self.boundaries and self.num_stages != len(self.boundaries) + 1:
+        is_given = self.boundaries and not isinstance(self.boundaries, str)
+        if self.num_stages is not None and is_given and self.num_stages != len(self.boundaries) + 1:
             raise refuse(
                 f"{len(self.boundaries)} boundaries make {len(self.boundaries) + 1} stages, but num_stages is "
                 f"{self.num_stages}",
@@ -149,6 +156,41 @@ class Strategy:
         for label, target in self.placement.items():
             if not isinstance(label, str) or not isinstance(target, str) or not target:
                 raise refuse(f'placement has {label!r}: {target!r}; write {{"gpu:0": "worker"}} or "worker/device"')
+
+    @property
+    def is_open(self) -> bool:
+        """True where the cut or the schedule is left to be found: `Client.plan` closes it with measured costs."""
+        return isinstance(self.boundaries, str) or self.has_open_schedule
+
+    @property
+    def has_open_schedule(self) -> bool:
+        return isinstance(self.schedule, str) and self.schedule.lower() == AUTO
+
+    def _check_schedule(self) -> None:
+        if isinstance(self.schedule, ScheduleFile):
+            self._check_schedule_file(self.schedule)
+        elif str(self.schedule).lower() not in {name.lower() for name in (*SCHEDULE_NAMES, AUTO)}:
+            raise refuse(
+                f"schedule is {self.schedule!r}; it must be one of {', '.join((*SCHEDULE_NAMES, AUTO))}",
+                'Or give a file of your own: schedule=pipesvc.ScheduleFile("zbv.csv")',
+            )
+        if self.in_flight is None:
+            return
+        _at_least("in_flight", self.in_flight, 1)
+        if self.has_open_schedule:
+            raise refuse(f'in_flight is {self.in_flight}, but schedule="auto" finds it', "Leave in_flight out")
+        name = FILE if isinstance(self.schedule, ScheduleFile) else self.schedule
+        check_counts(name, num_micro_batches=self.micro_batches, in_flight=self.in_flight)
+
+    def _check_schedule_file(self, schedule: ScheduleFile) -> None:
+        table = schedule.table(self.micro_batches)
+        is_given = self.boundaries and not isinstance(self.boundaries, str)
+        num_stages = self.num_stages or (len(self.boundaries) + 1 if is_given else table.num_stages)
+        if self.pipeline and num_stages != table.num_stages:
+            raise refuse(
+                f"{schedule.path} is for {table.num_stages} stages, and the strategy makes {num_stages}",
+                "Leave num_stages out, and give one boundary less than the file has stages",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

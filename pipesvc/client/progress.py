@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import IO, Final, Protocol
 
@@ -95,7 +95,11 @@ class SubmitView:
 
 def waiting_text(run: run_pb2.Run) -> str:
     """What the run waits for, from whom; empty if for nothing."""
-    return "; ".join(f"{a.what} from {a.from_whom}" if a.from_whom else a.what for a in run.awaited)
+    return awaited_text(run.awaited)
+
+
+def awaited_text(awaited: Iterable[run_pb2.Awaited]) -> str:
+    return "; ".join(f"{a.what} from {a.from_whom}" if a.from_whom else a.what for a in awaited)
 
 
 def duration(seconds: float) -> str:

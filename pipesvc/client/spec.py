@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from pipesvc.client.calls import Call, as_call
 from pipesvc.client.job import Job, Strategy, StreamSource
 from pipesvc.client.notebook import Notebook, make_notebook
 from pipesvc.client.references import Reference, resolve
+from pipesvc.client.schedule_file import ScheduleFile
+from pipesvc.core.schedules import FILE
+from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import job_pb2, types_pb2
 
 _YIELDS = {
@@ -70,6 +73,14 @@ def make_submission(job: Job) -> Submission:
     return Submission(spec=spec, bundle=bundle)
 
 
+def measurable(job: Job) -> Job:
+    """The job as its costs are measured, whatever its plan and though that may be open: costs depend on the
+    micro-batches alone."""
+    asked = job.strategy
+    strategy = Strategy(micro_batches=asked.micro_batches, allow_cpu_for_gpu=asked.allow_cpu_for_gpu)
+    return replace(job, strategy=strategy)
+
+
 def _data_spec(job: Job) -> job_pb2.DataSpec:
     data = job.data
     return job_pb2.DataSpec(
@@ -85,10 +96,13 @@ def _data_spec(job: Job) -> job_pb2.DataSpec:
 
 
 def _strategy_spec(strategy: Strategy) -> job_pb2.StrategySpec:
+    if strategy.is_open:
+        raise PipesvcError(ErrorCode.INTERNAL, "a strategy with open parts was submitted without a plan")
     return job_pb2.StrategySpec(
         is_pipelined=strategy.pipeline,
         micro_batches=strategy.micro_batches,
-        schedule=strategy.schedule,
+        schedule=FILE if isinstance(strategy.schedule, ScheduleFile) else strategy.schedule,
+        schedule_text=strategy.schedule.text if isinstance(strategy.schedule, ScheduleFile) else "",
         num_stages=strategy.num_stages or 0,
         boundaries=[each for each in strategy.boundaries if isinstance(each, int)],
         boundary_names=[each for each in strategy.boundaries if isinstance(each, str)],

@@ -6,8 +6,10 @@ order; a recorded list of events therefore replays a whole life of the coordinat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from pipesvc.core.costs import Costs
 from pipesvc.rpc.v1 import job_pb2, run_pb2, types_pb2, worker_pb2
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -29,6 +31,26 @@ class RunSubmitted:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCancelled:
     run_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileAsked:
+    """A client wants the costs of a valid job whose bundle is stored; answered by one `EndProfile`.
+
+    `known` are parts that need not be measured again, by their keys (`profile_parts`).
+    """
+
+    profile_id: str
+    job: job_pb2.JobSpec
+    link_token: str
+    known: Mapping[str, Costs]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileAbandoned:
+    """The client has gone."""
+
+    profile_id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +135,8 @@ class Ticked:
 Event = (
     RunSubmitted
     | RunCancelled
+    | ProfileAsked
+    | ProfileAbandoned
     | WeightsAsked
     | WorkerAttached
     | WorkerDetached
@@ -224,6 +248,24 @@ class ConcludeRun:
     run: run_pb2.Run
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportProfile:
+    """Tell who asked what is awaited now."""
+
+    profile_id: str
+    awaited: Sequence[run_pb2.Awaited]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndProfile:
+    """Answer who asked: with the costs, of which the parts `measured` are new, or with the error."""
+
+    profile_id: str
+    costs: Costs | None = None
+    measured: Mapping[str, Costs] = field(default_factory=dict)
+    error: types_pb2.ErrorReport | None = None
+
+
 Command = (
     Send
     | Say
@@ -237,4 +279,6 @@ Command = (
     | AnswerWeights
     | DropWeights
     | ConcludeRun
+    | ReportProfile
+    | EndProfile
 )

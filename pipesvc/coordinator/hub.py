@@ -21,6 +21,7 @@ from pipesvc.coordinator.feed import Feed
 from pipesvc.coordinator.journal import Journal
 from pipesvc.coordinator.machine import Machine
 from pipesvc.coordinator.outbox import Outbox, Session
+from pipesvc.coordinator.profile_desk import ProfileDesk
 from pipesvc.coordinator.run_record import ENDED_STATES
 from pipesvc.coordinator.store import Store, read_lines
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -37,6 +38,7 @@ class Hub:
         self.machine: Final = machine
         self.store: Final = store
         self.feed: Final = Feed(machine, journal)
+        self.profiles: Final = ProfileDesk(machine, store, self.tell)
         self._journal = journal
         self._sessions: dict[int, Session] = {}
         self._outboxes: dict[str, Outbox] = {}
@@ -200,13 +202,6 @@ class Hub:
                 self._journal.add_plan(command.run_id, command.digest, command.plan_json, command.made_unix_ns)
             case events.ConcludeRun():
                 self._spawn(self._conclude(command.run))
-            case events.MergeShards() | events.KeepWeights() | events.DropWeights() | events.AnswerWeights():
-                self._perform_on_weights(command)
-
-    def _perform_on_weights(
-        self, command: events.MergeShards | events.KeepWeights | events.DropWeights | events.AnswerWeights
-    ) -> None:
-        match command:
             case events.MergeShards():
                 self._spawn(self._merge(command))
             case events.KeepWeights():
@@ -215,6 +210,8 @@ class Hub:
                 self.store.drop_weights(command.run_id, command.step)
             case events.AnswerWeights():
                 self._answer(command)
+            case events.ReportProfile() | events.EndProfile():
+                self.profiles.perform(command)
 
     def _keep_weights(self, command: events.KeepWeights) -> None:
         try:

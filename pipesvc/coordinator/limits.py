@@ -36,6 +36,10 @@ DATA_GRACE_S: Final = 10.0
 # A worker that is lost while it inspects is no fault of the job, the first times.
 MAX_INSPECTIONS: Final = 3
 
+# A profile: one link, with the time that a link which cannot be opened takes to say so; and how long it is believed.
+LINK_PROFILE_BOUND_S: Final = 60.0
+LINK_AGE_S: Final = 24 * 3600.0
+
 # Log lines and trace events kept per run, each; what comes later is counted, said and dropped.
 LOG_BYTES: Final = 64 << 20
 TRACE_BYTES: Final = 64 << 20

@@ -1,14 +1,15 @@
-"""The coordinator as one pure machine: the fleet, the queue, and every run that has not ended.
+"""The coordinator as one pure machine: the fleet, the queue, and every run and profile that has not ended.
 
 One run at a time, first in, first out; the others are inspected meanwhile, so that a mistake shows at submission and
-not hours later. `handle` takes an event and the time, and returns commands; the shell performs them. It raises only
-for refusals of a newcomer (a worker, a run id in use), and then nothing has changed.
+not hours later. A profile holds the queue. `handle` takes an event and the time, and returns commands; the shell
+performs them. It raises only for refusals of a newcomer (a worker, a run id in use), and then nothing has changed.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Final
 
 from pipesvc.coordinator import saves
 from pipesvc.coordinator.events import (
@@ -17,6 +18,8 @@ from pipesvc.coordinator.events import (
     EndSession,
     Event,
     Heard,
+    ProfileAbandoned,
+    ProfileAsked,
     PublishRun,
     RunCancelled,
     RunConcluded,
@@ -32,12 +35,18 @@ from pipesvc.coordinator.events import (
 )
 from pipesvc.coordinator.failures import failure, lost
 from pipesvc.coordinator.fleet import Fleet, Loss, Member
+from pipesvc.coordinator.profile_machine import ProfileMachine
 from pipesvc.coordinator.run_machine import RunMachine
 from pipesvc.coordinator.run_record import Phase, RunRecord
 from pipesvc.coordinator.run_view import ended_message, run_message
 from pipesvc.coordinator.turn import Turn
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, run_pb2, worker_pb2
+
+# Where a run may have processes on workers.
+_ON_WORKERS: Final = frozenset(
+    {Phase.INSPECTING, Phase.ENDING_INSPECTION, Phase.BUILDING, Phase.RUNNING, Phase.SAVING, Phase.STOPPING}
+)
 
 
 class Machine:
@@ -47,6 +56,9 @@ class Machine:
         self.term = term
         self.fleet = Fleet()
         self._live: dict[str, RunMachine] = {}
+        self._profiles: dict[str, ProfileMachine] = {}
+        # As runs were last told.
+        self._shown_holders: list[tuple[str, bool]] = []
         self._ended: dict[str, run_pb2.Run] = {}
         self._digests: dict[str, bytes] = {}
         for run, job in ended:
@@ -57,7 +69,7 @@ class Machine:
 
     def run(self, run_id: str) -> run_pb2.Run:
         if (live := self._live.get(run_id)) is not None:
-            return run_message(live.record, head=self._head)
+            return self._shown(live.record)
         if (ended := self._ended.get(run_id)) is not None:
             return ended
         raise PipesvcError(ErrorCode.RUN_NOT_FOUND, f"there is no run {run_id!r}", advice="`pipesvc runs` lists them")
@@ -109,8 +121,11 @@ class Machine:
                 for loss in self.fleet.overdue(turn.now_s):
                     self._lose(loss, turn)
                 turn.probe(self.fleet.reach.due(self.fleet.available, turn.now_s))
+                for profile in self._profiles.values():
+                    profile.tick(turn)
                 for live in self._live.values():
-                    live.tick(turn)
+                    if not self._holder_of(live.record):
+                        live.tick(turn)
             case WorkerAttached():
                 self._attach(event, turn)
             case WorkerDetached():
@@ -119,6 +134,11 @@ class Machine:
                 self._submit(event, turn)
             case WeightsAsked():
                 self._ask_weights(event, turn)
+            case ProfileAsked():
+                self._profiles[event.profile_id] = ProfileMachine(event, self.term, turn.now_s)
+            case ProfileAbandoned():
+                if (asked := self._profiles.get(event.profile_id)) is not None:
+                    asked.abandon(turn)
             case RunCancelled() | WeightsMerged() | RunConcluded():
                 self._tell_run(event, turn)
             case WarningRaised():
@@ -186,12 +206,12 @@ class Machine:
                 turn.stop_strays(member, self._crews())
             case "child_report":
                 report = message.child_report
-                if (live := self._live.get(report.run_id)) is not None:
-                    live.child_reported(turn, member, report.role, report.report)
+                if (owner := self._owner(report.run_id)) is not None:
+                    owner.child_reported(turn, member, report.role, report.report)
             case "run_stopped":
                 self._count_links(member, message.run_stopped.links)
-                if (live := self._live.get(message.run_stopped.run_id)) is not None:
-                    live.run_stopped(turn, member)
+                if (owner := self._owner(message.run_stopped.run_id)) is not None:
+                    owner.run_stopped(turn, member)
             case "draining":
                 self.fleet.drain(member, message.draining)
             case "peers_probed":
@@ -199,6 +219,10 @@ class Machine:
                 turn.proclaim(self.fleet.reach.answered(member, probes, self.fleet.members, turn.now_s))
             case _:
                 pass
+
+    def _owner(self, run_id: str) -> RunMachine | ProfileMachine | None:
+        """Whose children go by this id."""
+        return self._live.get(run_id) or self._profiles.get(run_id)
 
     def _count_links(self, member: Member, counts: Iterable[worker_pb2.LinkCount]) -> None:
         """Keep the newest totals of the links that this worker sends on."""
@@ -216,8 +240,9 @@ class Machine:
     def _lose(self, loss: Loss, turn: Turn) -> None:
         if loss.member.session is not None:
             turn.commands.append(EndSession(session=loss.member.session, error=lost(loss, None)))
-        for live in self._live.values():
-            live.worker_lost(turn, loss)
+        owners: list[RunMachine | ProfileMachine] = [*self._live.values(), *self._profiles.values()]
+        for owner in owners:
+            owner.worker_lost(turn, loss)
 
     # --- what follows -----------------------------------------------------------------------------------------------
 
@@ -227,19 +252,37 @@ class Machine:
         return next(iter(self._live), "")
 
     def _settle(self, turn: Turn) -> None:
-        """Let every run go as far as it can, publish what has changed, and let go of what has ended."""
+        """Let everything go as far as it can, publish what has changed, and let go of what has ended."""
         is_settled = False
         while not is_settled:
-            is_settled = True
+            is_settled = self._settle_profiles(turn)
             for run_id, live in list(self._live.items()):
-                live.advance(turn, is_head=run_id == self._head, inspecting=self._inspecting())
+                is_head = run_id == self._head and not self._profiles
+                live.advance(turn, is_head=is_head, inspecting=self._inspecting())
                 if live.record.phase is Phase.ENDED:
                     self._end(live.record, turn)
                     is_settled = False
         for live in self._live.values():
             if live.record.is_changed:
                 live.record.is_changed = False
-                turn.commands.append(PublishRun(run=run_message(live.record, head=self._head)))
+                turn.commands.append(PublishRun(run=self._shown(live.record)))
+
+    def _settle_profiles(self, turn: Turn) -> bool:
+        """Whether none of them has ended. One at a time is on the workers, in the order in which they were asked."""
+        on_workers = (f"run {run_id}" for run_id, live in self._live.items() if live.record.phase in _ON_WORKERS)
+        obstacle, num_before = next(on_workers, ""), len(self._profiles)
+        for profile_id, profile in list(self._profiles.items()):
+            profile.advance(turn, obstacle=obstacle)
+            if profile.is_ended:
+                del self._profiles[profile_id]
+            else:
+                obstacle = obstacle or str(profile)
+        holders = [(str(profile), profile.is_on_workers) for profile in self._profiles.values()]
+        if holders != self._shown_holders:
+            self._shown_holders = holders
+            for live in self._live.values():
+                live.record.is_changed |= live.record.phase not in _ON_WORKERS
+        return len(self._profiles) == num_before
 
     def _end(self, record: RunRecord, turn: Turn) -> None:
         del self._live[record.run_id]
@@ -248,12 +291,27 @@ class Machine:
         turn.commands.append(PublishRun(run=run))
 
     def _crews(self) -> dict[str, set[str]]:
-        """The worker processes of each run that may have children of it."""
+        """The worker processes of each run and profile that may have children of it."""
         records = [live.record for live in self._live.values()]
-        return {record.run_id: {*record.crew.values(), *record.inspector.values()} for record in records}
+        crews = {record.run_id: {*record.crew.values(), *record.inspector.values()} for record in records}
+        return crews | {profile_id: profile.crew for profile_id, profile in self._profiles.items()}
 
     def _inspecting(self) -> frozenset[str]:
+        """The workers that may not be asked to inspect."""
+        if any(profile.is_on_workers for profile in self._profiles.values()):
+            return frozenset(member.name for member in self.fleet.members)
         return frozenset(name for live in self._live.values() for name in live.record.inspector)
+
+    def _shown(self, record: RunRecord) -> run_pb2.Run:
+        return run_message(record, head=self._head, holder=self._holder_of(record))
+
+    def _holder_of(self, record: RunRecord) -> str:
+        """The profile for which this run waits, if it does: none starts before it, or is inspected beside it."""
+        for profile in self._profiles.values():
+            is_before_start = record.phase in (Phase.QUEUED, Phase.WANTING_WORKERS)
+            if is_before_start or (record.phase is Phase.WANTING_INSPECTOR and profile.is_on_workers):
+                return str(profile)
+        return ""
 
 
 def _digest(job: job_pb2.JobSpec) -> bytes:

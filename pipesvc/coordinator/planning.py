@@ -11,6 +11,7 @@ from itertools import pairwise
 from pipesvc.coordinator.failures import failure
 from pipesvc.coordinator.fleet import Fleet, Member
 from pipesvc.coordinator.reach import Unreached
+from pipesvc.core.fingerprints import fingerprint_warnings
 from pipesvc.core.plan import LayerInfo, Plan, StrategySettings, WorkerInfo
 from pipesvc.core.planner import MissingWorkers, make_plan
 from pipesvc.errors import ErrorCode
@@ -19,7 +20,7 @@ from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2, worker_pb2
 
 def plan_for(job: job_pb2.JobSpec, layers: Sequence[LayerInfo], members: Iterable[Member]) -> Plan | MissingWorkers:
     """The plan of this job on these workers; raises what the planner refuses."""
-    workers = [_worker_info(member.registration) for member in members]
+    workers = [worker_info(member.registration) for member in members]
     return make_plan(_settings(job.strategy), layers, workers)
 
 
@@ -83,17 +84,6 @@ def _unreached_in(job: job_pb2.JobSpec, plan: Plan, fleet: Fleet) -> list[Unreac
     return fleet.reach.among(needed)
 
 
-def fingerprint_warnings(fingerprints: dict[str, str]) -> tuple[str, ...]:
-    """One warning if workers differ in what equal numbers are promised for; an empty fingerprint is unknown."""
-    known = {name: value for name, value in sorted(fingerprints.items()) if value}
-    if len(set(known.values())) < 2:
-        return ()
-    said = ", ".join(f"{name}: {value}" for name, value in known.items())
-    return (
-        f"workers with different numeric fingerprints: results may differ from one process in the last bits ({said})",
-    )
-
-
 def _version_warnings(job: job_pb2.JobSpec, crew: Sequence[Member]) -> tuple[str, ...]:
     warnings = []
     for what, asked in (("Python", job.python_version), ("torch", job.torch_version)):
@@ -120,10 +110,12 @@ def _settings(strategy: job_pb2.StrategySpec) -> StrategySettings:
         placement=dict(strategy.placement),
         allow_cpu_for_gpu=strategy.allow_cpu_for_gpu,
         in_flight=strategy.in_flight,
+        schedule_text=strategy.schedule_text,
     )
 
 
-def _worker_info(registration: worker_pb2.Register) -> WorkerInfo:
+def worker_info(registration: worker_pb2.Register) -> WorkerInfo:
+    """A registered worker, as planning sees it."""
     return WorkerInfo(
         name=registration.name,
         host=registration.host,

@@ -26,11 +26,12 @@ from pipesvc.coordinator.limits import (
     MAX_INSPECTIONS,
     STOP_BOUND_S,
 )
-from pipesvc.coordinator.planning import fingerprint_warnings, layers_of, plan_for, plan_warnings, unfit, unreachable
+from pipesvc.coordinator.planning import layers_of, plan_for, plan_warnings, unfit, unreachable
 from pipesvc.coordinator.run_record import STATES, Child, Phase, RunRecord
 from pipesvc.coordinator.run_view import ended_message, role_name
 from pipesvc.coordinator.step_ledger import StepLedger
 from pipesvc.coordinator.turn import Turn
+from pipesvc.core.fingerprints import fingerprint_warnings
 from pipesvc.core.placement import MissingWorkers
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import local_pb2, run_pb2, types_pb2

@@ -15,8 +15,9 @@ from pipesvc.errors import ErrorCode
 from pipesvc.rpc.v1 import run_pb2, types_pb2
 
 
-def run_message(record: RunRecord, *, head: str = "") -> run_pb2.Run:
-    """The run as a client sees it. `head` is the run whose turn it is."""
+def run_message(record: RunRecord, *, head: str = "", holder: str = "") -> run_pb2.Run:
+    """The run as a client sees it. `head` is the run whose turn it is; `holder` keeps it from going on, if something
+    does."""
     ledger = record.ledger
     return run_pb2.Run(
         run_id=record.run_id,
@@ -26,7 +27,7 @@ def run_message(record: RunRecord, *, head: str = "") -> run_pb2.Run:
         num_steps=ledger.expected_steps(record.job.epochs, record.job.max_steps) if ledger is not None else 0,
         plan_json=record.plan_json,
         warnings=[*record.plan_warnings, *record.other_warnings],
-        awaited=list(_awaited(record, head)),
+        awaited=list(_awaited(record, head, holder)),
         links=list(record.links.values()),
         parameters=record.parameters,
         submitted_unix_ns=unix_ns(record.submitted_s),
@@ -70,8 +71,10 @@ def worker_of(plan: Plan, stage: int) -> str:
     return plan.stages[stage].worker
 
 
-def _awaited(record: RunRecord, head: str) -> Iterator[run_pb2.Awaited]:
+def _awaited(record: RunRecord, head: str, holder: str) -> Iterator[run_pb2.Awaited]:
     match record.phase:
+        case Phase.WANTING_INSPECTOR | Phase.QUEUED | Phase.WANTING_WORKERS if holder:
+            yield bounded("its turn", holder, record.phase_since_s, None, "the run goes on")
         case Phase.WANTING_INSPECTOR:
             yield _line(record, "a worker that can inspect the model", "any worker", _fails(ErrorCode.MISSING_WORKER))
         case Phase.INSPECTING:
@@ -109,11 +112,11 @@ def _awaited_running(record: RunRecord) -> Iterator[run_pb2.Awaited]:
     if record.echo is not None:
         until = record.echo_since_s + BEAT_TIMEOUT_S
         cause = f"the cause of {record.echo.code} on {record.echo.worker}"
-        yield _bounded(cause, "any worker", record.echo_since_s, until, "the run fails with what is known")
+        yield bounded(cause, "any worker", record.echo_since_s, until, "the run fails with what is known")
     elif ledger.is_hungry:
         until = since + record.job.data.timeout_s + DATA_GRACE_S
         whom = f"feeder on {plan.feeder_worker}"
-        yield _bounded(
+        yield bounded(
             f"the batch of step {ledger.issued + 1}", whom, since, until, _fails(ErrorCode.DATA_SOURCE_TIMED_OUT)
         )
     else:
@@ -121,7 +124,7 @@ def _awaited_running(record: RunRecord) -> Iterator[run_pb2.Awaited]:
         then = "the run is cancelled without weights" if record.is_cancelled else _fails(ErrorCode.STEP_TIMED_OUT)
         for stage in ledger.lagging_stages:
             whom = f"stage {stage} on {worker_of(plan, stage)}"
-            yield _bounded(f"step {ledger.committed + 1}", whom, since, until, then)
+            yield bounded(f"step {ledger.committed + 1}", whom, since, until, then)
 
 
 def _awaited_saving(record: RunRecord) -> Iterator[run_pb2.Awaited]:
@@ -135,15 +138,16 @@ def _awaited_saving(record: RunRecord) -> Iterator[run_pb2.Awaited]:
             if stage.index not in save.whole:
                 until = record.cancel_deadline_s or save.moved_s + SAVE_IDLE_S
                 whom = f"stage {stage.index} on {stage.worker}"
-                yield _bounded("more of its weights", whom, save.moved_s, until, _fails(ErrorCode.TIMED_OUT))
+                yield bounded("more of its weights", whom, save.moved_s, until, _fails(ErrorCode.TIMED_OUT))
 
 
 def _line(record: RunRecord, what: str, whom: str, then: str) -> run_pb2.Awaited:
     until = record.deadline_s if record.phase is not Phase.CONCLUDING else record.phase_since_s + CONCLUDE_BOUND_S
-    return _bounded(what, whom, record.phase_since_s, until, then)
+    return bounded(what, whom, record.phase_since_s, until, then)
 
 
-def _bounded(what: str, whom: str, since_s: float, until_s: float | None, then: str) -> run_pb2.Awaited:
+def bounded(what: str, whom: str, since_s: float, until_s: float | None, then: str) -> run_pb2.Awaited:
+    """One wait, by whom it is ended and how long it may last at most."""
     return run_pb2.Awaited(
         what=what,
         from_whom=whom,

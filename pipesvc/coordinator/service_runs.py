@@ -163,6 +163,13 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
             data_address=member.registration.data_address, link_token=record.link_token, term=record.term
         )
 
+    @_streaming
+    async def ProfileJob(
+        self, request: run_pb2.ProfileJobRequest, _context: Context
+    ) -> AsyncIterator[run_pb2.ProfileJobResponse]:
+        async for response in self._hub.profiles.measure(request):
+            yield response
+
     @_answering
     async def GetStatus(self, _request: run_pb2.GetStatusRequest, _context: Context) -> run_pb2.GetStatusResponse:
         machine, now_s = self._hub.machine, self._hub.now_s()

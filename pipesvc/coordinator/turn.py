@@ -13,7 +13,7 @@ from pipesvc.coordinator.fleet import Fleet, Member
 from pipesvc.coordinator.limits import PROBE_TIMEOUT_S, STOP_GRACE_S
 from pipesvc.coordinator.reach import Ask, News
 from pipesvc.coordinator.run_record import RunRecord
-from pipesvc.core.schedules import in_flight_bound
+from pipesvc.core.planner import dry_run
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
 
 
@@ -52,7 +52,7 @@ class Turn:
         registrations = {name: self._registration(name) for name in record.crew}
         addresses = {stage.index: registrations[stage.worker].data_address for stage in plan.stages}
         addresses[-1] = registrations[plan.feeder_worker].data_address
-        bound = in_flight_bound(plan.schedule, 0, plan.num_stages, plan.micro_batches, plan.in_flight)
+        most_alive = max(dry_run(plan).values())
         children = [(worker, types_pb2.ROLE_EXECUTOR, plan.threads[worker]) for worker in plan.workers]
         children.append((plan.feeder_worker, types_pb2.ROLE_FEEDER, 1))
         for worker, role, num_threads in children:
@@ -60,7 +60,7 @@ class Turn:
                 assignment=self._assignment(record, worker, role, num_threads=num_threads),
                 addresses=addresses,
                 link_token=record.link_token,
-                window_parcels=max(2, bound),
+                window_parcels=max(2, most_alive),
             )
             self._send(record.crew[worker], start_child=start)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from pipesvc.coordinator.limits import BUNDLE_BYTES, JOB_BYTES
-from pipesvc.core.schedules import SCHEDULE_NAMES
+from pipesvc.core.schedules import FILE, SCHEDULE_NAMES, check_counts
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, types_pb2
 
@@ -109,12 +109,28 @@ def _faults_of_strategy(job: job_pb2.JobSpec) -> Iterator[str]:
             f"a batch of {batch_size} rows cannot be cut into {strategy.micro_batches} micro-batches: "
             f"use at most {batch_size} micro-batches or a larger batch"
         )
-    if strategy.schedule.lower() not in {name.lower() for name in SCHEDULE_NAMES}:
+    if strategy.schedule == FILE:
+        yield from _faults_of_schedule_text(strategy)
+    elif strategy.schedule_text:
+        yield f"the schedule is {strategy.schedule!r} and has the text of a file: one of the two"
+    elif strategy.schedule.lower() not in {name.lower() for name in SCHEDULE_NAMES}:
         yield f"the schedule is {strategy.schedule!r}: choose one of {', '.join(SCHEDULE_NAMES)}"
     if list(strategy.boundaries) != sorted(set(strategy.boundaries)) or 0 in strategy.boundaries:
         yield f"boundaries {list(strategy.boundaries)} do not ascend from 1"
     if strategy.boundaries and strategy.boundary_names:
         yield "boundaries are given by index and by name: one of the two"
+
+
+def _faults_of_schedule_text(strategy: job_pb2.StrategySpec) -> Iterator[str]:
+    try:
+        check_counts(
+            FILE,
+            num_micro_batches=strategy.micro_batches,
+            in_flight=strategy.in_flight,
+            text=strategy.schedule_text,
+        )
+    except PipesvcError as error:
+        yield f"{error.details.message}: {error.details.advice}"
 
 
 def _faults_of_run(job: job_pb2.JobSpec) -> Iterator[str]:

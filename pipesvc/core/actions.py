@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from pipesvc.errors import ErrorCode, PipesvcError
 
@@ -19,15 +19,19 @@ class ActionKind(StrEnum):
     """What a stage does. The letter is the text form."""
 
     FORWARD = "F"
-    BACKWARD = "B"
+    BACKWARD = "B"  # the gradients of inputs and weights at once
+    INPUT_BACKWARD = "I"  # those of the inputs alone, which the stage before waits for
+    WEIGHT_BACKWARD = "W"  # those of the weights alone, after the I of the same micro-batch
     NORM = "N"  # send this stage's gradient norms to stage 0
     DECIDE = "D"  # stage 0 combines the norms and tells every stage the scale
     UPDATE = "U"  # run the optimizer of this stage
 
 
-PER_MICRO_BATCH: Final = frozenset({ActionKind.FORWARD, ActionKind.BACKWARD})
+PER_MICRO_BATCH: Final = frozenset(
+    {ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_BACKWARD, ActionKind.WEIGHT_BACKWARD}
+)
 
-_TEXT: Final = re.compile(r"(0|[1-9][0-9]{0,8})(?:([FB])(0|[1-9][0-9]{0,8})|([NDU]))")
+_TEXT: Final = re.compile(r"(0|[1-9][0-9]{0,8})(?:([FBIW])(0|[1-9][0-9]{0,8})|([NDU]))")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,6 +63,14 @@ def backward(stage: int, micro_batch: int) -> Action:
     return Action(stage, ActionKind.BACKWARD, micro_batch)
 
 
+def input_backward(stage: int, micro_batch: int) -> Action:
+    return Action(stage, ActionKind.INPUT_BACKWARD, micro_batch)
+
+
+def weight_backward(stage: int, micro_batch: int) -> Action:
+    return Action(stage, ActionKind.WEIGHT_BACKWARD, micro_batch)
+
+
 def parse(text: str) -> Action:
     """The action that this text stands for; anything that `str(action)` does not write is refused."""
     match = _TEXT.fullmatch(text)
@@ -66,7 +78,7 @@ def parse(text: str) -> Action:
         raise PipesvcError(
             ErrorCode.INVALID_PLAN,
             f"{text!r} is not an action",
-            advice="Write STAGE, then F or B with a micro-batch (0F3, 2B1), or N, D or U alone (1U).",
+            advice="Write STAGE, then F, B, I or W with a micro-batch (0F3, 2B1), or N, D or U alone (1U).",
         )
     stage, kind, micro_batch, once = match.groups()
     if once is not None:
@@ -74,21 +86,57 @@ def parse(text: str) -> Action:
     return Action(int(stage), ActionKind(kind), int(micro_batch))
 
 
-def awaited(action: Action, *, num_stages: int, num_micro_batches: int, clips: bool) -> tuple[Action, ...]:
-    """The actions whose results this one needs, on this stage and others. Data from the feeder is not listed.
+class ResultKind(StrEnum):
+    """What an action leaves for others."""
 
-    Backwards run in ascending order, so the last one of a stage stands for all.
-    """
-    stage, last = action.stage, num_micro_batches - 1
-    match action.kind, action.micro_batch:
-        case ActionKind.FORWARD, int(micro_batch):
-            return (forward(stage - 1, micro_batch),) if stage else ()
-        case ActionKind.BACKWARD, int(micro_batch):
-            own = forward(stage, micro_batch)
-            return (own, backward(stage + 1, micro_batch)) if stage + 1 < num_stages else (own,)
-        case ActionKind.NORM, _:
-            return (backward(stage, last),)
-        case ActionKind.DECIDE, _:
-            return tuple(Action(other, ActionKind.NORM) for other in range(num_stages))
+    OUTPUT = "output"
+    INPUT_GRADIENT = "input gradient"
+    WEIGHT_GRADIENT = "weight gradient"
+    NORM = "norm"
+    SCALE = "scale"
+
+
+class Result(NamedTuple):
+    """One thing that an action gives; `micro_batch` is None for what is there once a step."""
+
+    stage: int
+    kind: ResultKind
+    micro_batch: int | None = None
+
+
+def results(action: Action) -> tuple[Result, ...]:
+    """What this action gives. A whole backward gives both gradients."""
+    stage, micro_batch = action.stage, action.micro_batch
+    return tuple(Result(stage, kind, micro_batch) for kind in _RESULTS[action.kind])
+
+
+_RESULTS: Final[dict[ActionKind, tuple[ResultKind, ...]]] = {
+    ActionKind.FORWARD: (ResultKind.OUTPUT,),
+    ActionKind.BACKWARD: (ResultKind.INPUT_GRADIENT, ResultKind.WEIGHT_GRADIENT),
+    ActionKind.INPUT_BACKWARD: (ResultKind.INPUT_GRADIENT,),
+    ActionKind.WEIGHT_BACKWARD: (ResultKind.WEIGHT_GRADIENT,),
+    ActionKind.NORM: (ResultKind.NORM,),
+    ActionKind.DECIDE: (ResultKind.SCALE,),
+    ActionKind.UPDATE: (),
+}
+
+
+def needs(action: Action, *, num_stages: int, num_micro_batches: int, clips: bool) -> tuple[Result, ...]:
+    """The results that this action needs, of this stage and others. Data from the feeder is not listed."""
+    stage, micro_batch = action.stage, action.micro_batch
+    match action.kind:
+        case ActionKind.FORWARD:
+            return (Result(stage - 1, ResultKind.OUTPUT, micro_batch),) if stage else ()
+        case ActionKind.BACKWARD | ActionKind.INPUT_BACKWARD:
+            own = Result(stage, ResultKind.OUTPUT, micro_batch)
+            if stage + 1 == num_stages:
+                return (own,)
+            return own, Result(stage + 1, ResultKind.INPUT_GRADIENT, micro_batch)
+        case ActionKind.WEIGHT_BACKWARD:
+            return (Result(stage, ResultKind.INPUT_GRADIENT, micro_batch),)
+        case ActionKind.DECIDE:
+            return tuple(Result(other, ResultKind.NORM) for other in range(num_stages))
+        case ActionKind.UPDATE if clips:
+            return (Result(0, ResultKind.SCALE),)
         case _:
-            return (Action(0, ActionKind.DECIDE),) if clips else (backward(stage, last),)
+            return tuple(Result(stage, ResultKind.WEIGHT_GRADIENT, index) for index in range(num_micro_batches))

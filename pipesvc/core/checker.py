@@ -1,160 +1,204 @@
 """Proves that the lists of a plan can run, before anything runs.
 
 A schedule with a mistake does not crash, it waits for ever, on several hosts. So every set of lists is checked: each
-action is there exactly once and on one worker, the order within a stage makes sense, a dry-run over the links comes
-to its end, and no stage ever holds more micro-batches than its bound. The dry-run takes each list strictly in order;
-what passes here cannot get stuck under `choice.choose` either (see there).
+action is there exactly once and on one worker, the order within a stage makes sense, no stage ever holds more
+micro-batches than its bound, and a dry run over the links comes to its end. The dry run takes each list strictly in
+order; what passes here cannot get stuck under `choice.choose` either (see there). All of it takes time linear in the
+number of actions.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
-from pipesvc.core.actions import Action, ActionKind, awaited, backward, forward
+from pipesvc.core.actions import (
+    Action,
+    ActionKind,
+    Result,
+    ResultKind,
+    backward,
+    forward,
+    input_backward,
+    needs,
+    results,
+    weight_backward,
+)
+from pipesvc.core.generators.once import once_a_step
+from pipesvc.core.live import live_change, live_peaks
 from pipesvc.errors import ErrorCode, PipesvcError, Where
+
+_SHOWN: Final = 8  # in a message that could name thousands
+_ONCE: Final = "Each action of a step is there exactly once."
+Lists = Mapping[str, Sequence[Action]]  # of each worker, by its name
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why lists cannot run. `position` counts within the list of `worker`; None: of something that is not there."""
+
+    message: str
+    advice: str = ""
+    worker: str = ""
+    position: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contents:
+    """What a step of these lists must contain."""
+
+    num_stages: int
+    num_micro_batches: int
+    clips: bool = False
+    trains: bool = True  # False: forwards alone
 
 
 def check(
-    per_worker_actions: Mapping[str, Sequence[Action]],
+    per_worker_actions: Lists,
     *,
     num_stages: int,
     num_micro_batches: int,
     bounds: Mapping[int, int],
     clips: bool = False,
+    trains: bool = True,
 ) -> dict[int, int]:
     """Refuses lists that cannot run; gives the most micro-batches that were alive at once on each stage."""
-    _check_indices(per_worker_actions, num_stages, num_micro_batches)
-    _check_counts(per_worker_actions, num_stages, num_micro_batches, clips)
-    for worker, actions in per_worker_actions.items():
-        _check_order(worker, actions)
-    return _dry_run(
-        per_worker_actions, num_stages=num_stages, num_micro_batches=num_micro_batches, bounds=bounds, clips=clips
-    )
+    contents = Contents(num_stages=num_stages, num_micro_batches=num_micro_batches, clips=clips, trains=trains)
+    fault = find_fault(per_worker_actions, contents, bounds)
+    if fault is not None:
+        where = Where(worker=fault.worker)
+        if fault.position is not None:
+            action = per_worker_actions[fault.worker][fault.position]
+            where = Where(worker=fault.worker, stage=action.stage, micro_batch=action.micro_batch)
+        raise PipesvcError(ErrorCode.INVALID_PLAN, fault.message, advice=fault.advice, where=where)
+    peaks = {stage: peak for actions in per_worker_actions.values() for stage, peak in live_peaks(actions).items()}
+    return dict(sorted(peaks.items()))
 
 
-def _refusal(message: str, advice: str = "", *, worker: str = "", action: Action | None = None) -> PipesvcError:
-    where = Where(
-        worker=worker,
-        stage=None if action is None else action.stage,
-        micro_batch=None if action is None else action.micro_batch,
-    )
-    return PipesvcError(ErrorCode.INVALID_PLAN, message, advice=advice, where=where)
+def find_fault(lists: Lists, contents: Contents, bounds: Mapping[int, int]) -> Fault | None:
+    """The first thing that is wrong with these lists; `bounds` are micro-batches alive at once, per stage."""
+    for faults in (
+        _faults_of_indices(lists, contents),
+        _faults_of_counts(lists, contents),
+        _faults_of_order(lists),
+        _faults_of_bounds(lists, bounds),
+        _faults_of_dry_run(lists, contents),
+    ):
+        for fault in faults:
+            return fault
+    return None
 
 
-def _check_indices(per_worker: Mapping[str, Sequence[Action]], num_stages: int, num_micro_batches: int) -> None:
+def _entries(lists: Lists) -> Iterator[tuple[str, int, Action]]:
+    for worker, actions in lists.items():
+        for position, action in enumerate(actions):
+            yield worker, position, action
+
+
+def _faults_of_indices(lists: Lists, contents: Contents) -> Iterator[Fault]:
+    num_stages, num_micro_batches = contents.num_stages, contents.num_micro_batches
     home: dict[int, str] = {}
-    for worker, actions in per_worker.items():
-        for action in actions:
-            if action.stage >= num_stages:
-                raise _refusal(f"{action} is of a stage that is not among {num_stages} stages", worker=worker)
-            if action.micro_batch is not None and action.micro_batch >= num_micro_batches:
-                raise _refusal(
-                    f"{action} is of a micro-batch that is not among {num_micro_batches} micro-batches", worker=worker
-                )
-            if home.setdefault(action.stage, worker) != worker:
-                raise _refusal(
-                    f"{action} is on worker {worker!r}, but stage {action.stage} is also on {home[action.stage]!r}",
-                    "All actions of a stage belong on one worker.",
-                )
+    for worker, position, action in _entries(lists):
+        if action.stage >= num_stages:
+            text = f"{action} is of a stage that is not among {num_stages} stages"
+            yield Fault(text, "Stages count from 0.", worker, position)
+        if action.micro_batch is not None and action.micro_batch >= num_micro_batches:
+            text = f"{action} is of a micro-batch that is not among {num_micro_batches} micro-batches"
+            yield Fault(text, "Micro-batches count from 0.", worker, position)
+        other = home.setdefault(action.stage, worker)
+        if other != worker:
+            text = f"{action} is on {worker}, but stage {action.stage} is also on {other}"
+            yield Fault(text, "All actions of a stage belong on one worker.", worker, position)
 
 
-def _check_counts(
-    per_worker: Mapping[str, Sequence[Action]], num_stages: int, num_micro_batches: int, clips: bool
-) -> None:
-    expected = Counter(_all_actions(num_stages, num_micro_batches, clips))
-    found = Counter(action for actions in per_worker.values() for action in actions)
-    missing, surplus = sorted((expected - found).elements(), key=_key), sorted((found - expected).elements(), key=_key)
-    if missing or surplus:
-        parts = [
-            f"{what} {', '.join(map(str, actions[:8]))}{' and more' if len(actions) > 8 else ''}"
-            for what, actions in (("misses", missing), ("has too many of", surplus))
-            if actions
-        ]
-        raise _refusal(f"the plan {' and '.join(parts)}", "Each action of a step is there exactly once.")
+def _faults_of_counts(lists: Lists, contents: Contents) -> Iterator[Fault]:
+    once = once_a_step(range(contents.num_stages), clips=contents.clips) if contents.trains else []
+    allowed = set(once)
+    found: dict[Action, tuple[str, int]] = {}
+    for worker, position, action in _entries(lists):
+        if action in found:
+            yield Fault(f"{action} is there twice", _ONCE, worker, position)
+        is_backward = action.micro_batch is not None and action.kind is not ActionKind.FORWARD
+        is_unknown = action.micro_batch is None and action not in allowed
+        if is_unknown or (is_backward and not contents.trains):
+            yield Fault(f"{action} has no place in this step", "Leave it out.", worker, position)
+        found[action] = worker, position
+    missing = []
+    for stage in range(contents.num_stages):
+        for index in range(contents.num_micro_batches):
+            whole, parts = backward(stage, index), [input_backward(stage, index), weight_backward(stage, index)]
+            present = [part for part in parts if part in found]
+            if whole in found and present:
+                advice = "A micro-batch has a whole backward (B) on a stage, or its two parts (I and W)."
+                yield Fault(f"{present[0]} is beside {whole}", advice, *found[present[0]])
+            backwards = (parts if present else [whole]) if contents.trains else []
+            missing += [action for action in (forward(stage, index), *backwards) if action not in found]
+    missing += [action for action in once if action not in found]
+    if missing:
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        yield Fault(f"the lists lack {', '.join(map(str, missing[:_SHOWN]))}{more}", _ONCE)
 
 
-def _key(action: Action) -> tuple[int, str, int]:
-    return action.stage, action.kind.value, action.micro_batch or 0
+def _faults_of_order(lists: Lists) -> Iterator[Fault]:
+    """Links are first in, first out and gradients are added in ascending order, so each result of a stage ascends."""
+    newest: dict[tuple[int, ResultKind], Action] = {}
+    updated: set[int] = set()
+    for worker, position, action in _entries(lists):
+        if action.stage in updated:
+            yield Fault(f"{action} comes after {action.stage}U", "The update is a stage's last.", worker, position)
+        if action.kind is ActionKind.UPDATE:
+            updated.add(action.stage)
+        for stage, kind, micro_batch in results(action):
+            before = newest.get((stage, kind))
+            if before is not None and (micro_batch or 0) < (before.micro_batch or 0):
+                yield Fault(f"{action} comes after {before}", "Micro-batches of a stage ascend.", worker, position)
+            newest[stage, kind] = action
 
 
-def _all_actions(num_stages: int, num_micro_batches: int, clips: bool) -> list[Action]:
-    actions = [
-        kind(stage, micro_batch)
-        for stage in range(num_stages)
-        for micro_batch in range(num_micro_batches)
-        for kind in (forward, backward)
-    ]
-    if clips:
-        actions += [Action(stage, ActionKind.NORM) for stage in range(num_stages)]
-        actions.append(Action(0, ActionKind.DECIDE))
-    return actions + [Action(stage, ActionKind.UPDATE) for stage in range(num_stages)]
+def _faults_of_bounds(lists: Lists, bounds: Mapping[int, int]) -> Iterator[Fault]:
+    live: dict[int, int] = {}
+    for worker, position, action in _entries(lists):
+        stage = action.stage
+        live[stage] = number = live.get(stage, 0) + live_change(action)
+        if number > bounds.get(stage, number):
+            text = f"{action} would be number {number} in flight on stage {stage}, which may hold {bounds[stage]}"
+            yield Fault(text, "", worker, position)
 
 
-def _check_order(worker: str, actions: Sequence[Action]) -> None:
-    """Links are first in, first out and gradients are added in ascending order, so each kind of a stage must ascend."""
-    newest: dict[tuple[int, ActionKind], Action] = {}
-    for action in actions:
-        before = newest.get((action.stage, action.kind))
-        if before is not None and (action.micro_batch or 0) < (before.micro_batch or 0):
-            raise _refusal(
-                f"{action} comes after {before}", "Micro-batches of a stage ascend.", worker=worker, action=action
-            )
-        if action.kind is not ActionKind.UPDATE and (action.stage, ActionKind.UPDATE) in newest:
-            raise _refusal(
-                f"{action} comes after {action.stage}U", "The update is a stage's last.", worker=worker, action=action
-            )
-        newest[action.stage, action.kind] = action
+def _faults_of_dry_run(lists: Lists, contents: Contents) -> Iterator[Fault]:
+    """Each worker runs until it lacks a result, and goes on when another gives it."""
+    num_stages, num_micro_batches, clips = contents.num_stages, contents.num_micro_batches, contents.clips
+    given: set[Result] = set()
+    waiting: dict[Result, list[str]] = {}
+    blocked: dict[str, tuple[int, Result]] = {}
+    able = deque(lists)
 
+    def run(worker: str) -> Iterator[tuple[int, Result]]:
+        for position, action in enumerate(lists[worker]):
+            for result in needs(action, num_stages=num_stages, num_micro_batches=num_micro_batches, clips=clips):
+                if result not in given:
+                    yield position, result
+            for result in results(action):
+                given.add(result)
+                able.extend(waiting.pop(result, ()))
 
-def _dry_run(
-    per_worker: Mapping[str, Sequence[Action]],
-    *,
-    num_stages: int,
-    num_micro_batches: int,
-    bounds: Mapping[int, int],
-    clips: bool,
-) -> dict[int, int]:
-    positions = dict.fromkeys(per_worker, 0)
-    done: set[Action] = set()
-    live = dict.fromkeys(range(num_stages), 0)
-    peaks = dict(live)
-
-    def missing(action: Action) -> list[Action]:
-        needed = awaited(action, num_stages=num_stages, num_micro_batches=num_micro_batches, clips=clips)
-        return [other for other in needed if other not in done]
-
-    has_moved = True
-    while has_moved:
-        has_moved = False
-        for worker, actions in per_worker.items():
-            while positions[worker] < len(actions) and not missing(action := actions[positions[worker]]):
-                _count(action, live, peaks, bounds, worker)
-                done.add(action)
-                positions[worker] += 1
-                has_moved = True
-    blocked = {
-        worker: actions[positions[worker]] for worker, actions in per_worker.items() if positions[worker] < len(actions)
-    }
+    runs = {worker: run(worker) for worker in lists}
+    while able:
+        worker = able.popleft()
+        stop = next(runs[worker], None)
+        if stop is None:
+            blocked.pop(worker, None)
+        else:
+            blocked[worker] = stop
+            waiting.setdefault(stop[1], []).append(worker)
     if blocked:
+        givers = {result: action for _, _, action in _entries(lists) for result in results(action)}
         stories = [
-            f"worker {worker!r} is blocked at {action}, which waits for {', '.join(map(str, missing(action)))}"
-            for worker, action in blocked.items()
+            f"{worker} is blocked at {lists[worker][position]}, which waits for {givers[result]}"
+            for worker, (position, result) in islice(blocked.items(), _SHOWN)
         ]
-        raise _refusal(f"the lists lock each other up: {'; '.join(stories)}")
-    return peaks
-
-
-def _count(action: Action, live: dict[int, int], peaks: dict[int, int], bounds: Mapping[int, int], worker: str) -> None:
-    stage = action.stage
-    if action.kind is ActionKind.BACKWARD:
-        live[stage] -= 1
-    elif action.kind is ActionKind.FORWARD:
-        live[stage] += 1
-        peaks[stage] = max(peaks[stage], live[stage])
-        if live[stage] > bounds.get(stage, live[stage]):
-            raise _refusal(
-                f"{action} would be number {live[stage]} in flight on stage {stage}, which may hold {bounds[stage]}",
-                worker=worker,
-                action=action,
-            )
+        worker, (position, _) = next(iter(blocked.items()))
+        yield Fault(f"the lists lock each other up: {'; '.join(stories)}", "", worker, position)

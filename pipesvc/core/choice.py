@@ -11,10 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from pipesvc.core.actions import Action, ActionKind
+from pipesvc.core.actions import PER_MICRO_BATCH, Action, ActionKind
 
 # Entries from the head of the list that are looked at. Enough to reach the other stages of a worker that holds several.
 LOOK_AHEAD: Final = 8
+
+# The kinds of its stage that an action never overtakes, whatever their micro-batch: results of one kind keep their
+# order, nothing passes an update, and what happens once a step comes after all before it.
+_NEVER_OVERTAKES: Final[dict[ActionKind, frozenset[ActionKind]]] = {
+    ActionKind.FORWARD: frozenset({ActionKind.FORWARD, ActionKind.UPDATE}),
+    ActionKind.BACKWARD: frozenset(set(ActionKind) - {ActionKind.FORWARD}),
+    ActionKind.INPUT_BACKWARD: frozenset(set(ActionKind) - {ActionKind.FORWARD, ActionKind.WEIGHT_BACKWARD}),
+    ActionKind.WEIGHT_BACKWARD: frozenset(set(ActionKind) - {ActionKind.FORWARD, ActionKind.INPUT_BACKWARD}),
+    **dict.fromkeys(set(ActionKind) - PER_MICRO_BATCH, frozenset(ActionKind)),
+}
 
 
 def choose(
@@ -27,29 +37,33 @@ def choose(
     """The index in `pending` of the action to run now, or None when all that may run waits for something.
 
     `is_ready` says whether the data from elsewhere is there (it is asked only for entries that may run otherwise);
-    what an action needs of its own stage is checked here: entries of one kind keep their order, a backward comes
-    after its forward, norm, decision and update after all before them, and nothing of a stage passes its update, so
-    the list may go on with the next step. `live` and `bounds` count micro-batches per stage; a stage without a bound
-    is not bounded.
+    what an action needs of its own stage is checked here: an entry overtakes none that gives the same kind of result
+    or belongs to the same micro-batch, norm, decision and update come after all before them, and nothing of a stage
+    passes its update, so the list may go on with the next step. `live` and `bounds` count micro-batches per stage; a
+    stage without a bound is not bounded.
     """
-    earlier: dict[int, list[Action]] = {}
-    for index, action in enumerate(pending[:look_ahead]):
-        before = earlier.setdefault(action.stage, [])
-        is_bounded = (
-            action.kind is ActionKind.FORWARD
-            and action.stage in bounds
-            and live.get(action.stage, 0) >= bounds[action.stage]
-        )
-        if not is_bounded and not any(_must_follow(action, other) for other in before) and is_ready(action):
+    passed: list[Action] = []
+    for index in range(min(look_ahead, len(pending))):
+        action = pending[index]
+        if (
+            _has_room(action, live, bounds)
+            and not (passed and any(_must_follow(action, other) for other in passed))
+            and is_ready(action)
+        ):
             return index
-        before.append(action)
+        passed.append(action)
     return None
 
 
-def _must_follow(action: Action, other: Action) -> bool:
-    """Whether `action` may not overtake `other`, an earlier entry of the same stage."""
-    if action.kind is other.kind or other.kind is ActionKind.UPDATE:
+def _has_room(action: Action, live: Mapping[int, int], bounds: Mapping[int, int]) -> bool:
+    if action.kind is not ActionKind.FORWARD:
         return True
-    if action.kind is ActionKind.BACKWARD:
-        return other.kind is not ActionKind.FORWARD or other.micro_batch == action.micro_batch
-    return action.kind is not ActionKind.FORWARD
+    bound = bounds.get(action.stage)
+    return bound is None or live.get(action.stage, 0) < bound
+
+
+def _must_follow(action: Action, other: Action) -> bool:
+    """Whether `action` may not overtake `other`, an earlier entry."""
+    return action.stage == other.stage and (
+        other.kind in _NEVER_OVERTAKES[action.kind] or other.micro_batch == action.micro_batch
+    )

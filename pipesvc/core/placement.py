@@ -40,6 +40,7 @@ class _Placing:
 
     workers: Sequence[WorkerInfo]
     allows_cpu_for_gpu: bool
+    homes: Mapping[str, int]  # slot label -> number; equal numbers belong on one worker
     places: dict[str, Place] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)  # slot label -> what is awaited
     errors: list[PipesvcError] = field(default_factory=list)  # raised when no worker can still be on its way
@@ -49,9 +50,17 @@ class _Placing:
 
 
 def place(
-    labels: Sequence[str], placement: Mapping[str, str], workers: Sequence[WorkerInfo], *, allows_cpu_for_gpu: bool
+    labels: Sequence[str],
+    placement: Mapping[str, str],
+    workers: Sequence[WorkerInfo],
+    *,
+    allows_cpu_for_gpu: bool,
+    homes: Sequence[int] = (),
 ) -> dict[str, Place] | MissingWorkers:
-    """The place of each label, or the workers that are awaited. Mistakes are refused."""
+    """The place of each label, or the workers that are awaited. Mistakes are refused.
+
+    `homes` numbers the worker of each label: unmarked stages of equal number go to one place. Empty: each its own.
+    """
     unknown = [label for label in placement if label not in labels]
     if unknown:
         raise PipesvcError(
@@ -59,7 +68,9 @@ def place(
             f"the placement names {unknown[0]!r}, which the plan does not have",
             advice=f"Its labels are {', '.join(labels)}.",
         )
-    state = _Placing(workers=workers, allows_cpu_for_gpu=allows_cpu_for_gpu)
+    numbers = dict(zip(labels, homes or range(len(labels)), strict=True))
+    state = _Placing(workers=workers, allows_cpu_for_gpu=allows_cpu_for_gpu, homes=numbers)
+    _check_mates(placement, numbers)
     for label, wish in placement.items():
         _place_by_wish(state, label, wish)
     free = [label for label in labels if label not in placement]
@@ -74,13 +85,26 @@ def place(
     if not state.missing and not state.errors:
         return {label: state.places[label] for label in labels}
     named = {wish.partition("/")[0] for wish in placement.values()}
-    num_need = len(named) + len(free)
+    num_need = len(named) + len({numbers[label] for label in free} - {numbers[label] for label in placement})
     if state.errors and len(workers) >= num_need:
         raise state.errors[0]
     missing = tuple(dict.fromkeys(state.missing[label] for label in labels if label in state.missing))
     num_have = min(len(workers), num_need - len(missing))
     text = f"{num_have} of {num_need} workers, waiting for {', '.join(missing)}"
     return MissingWorkers(text=text, num_have=num_have, num_need=num_need, missing=missing)
+
+
+def _check_mates(placement: Mapping[str, str], homes: Mapping[str, int]) -> None:
+    first: dict[int, str] = {}
+    for label, wish in placement.items():
+        mate = first.setdefault(homes[label], label)
+        if placement[mate].partition("/")[0] != wish.partition("/")[0]:
+            raise PipesvcError(
+                ErrorCode.INVALID_PLAN,
+                f"{mate!r} and {label!r} are placed on {placement[mate]!r} and {wish!r}, but the schedule wants both "
+                "on one worker",
+                advice="Leave placement out, or name one worker for both.",
+            )
 
 
 def best_device(worker: WorkerInfo) -> str:
@@ -178,6 +202,13 @@ def _place_gpu(state: _Placing, label: str) -> None:
 
 
 def _place_unmarked(state: _Placing, label: str) -> None:
+    mates = [other for other, number in state.homes.items() if number == state.homes[label]]
+    if any(mate in state.missing for mate in mates):
+        return
+    for mate in mates:
+        if mate in state.places:
+            state.places[label] = state.places[mate]
+            return
     for worker in state.workers:
         if not state.is_used(worker.name):
             state.places[label] = Place(worker=worker.name, device=best_device(worker))

@@ -51,6 +51,7 @@ class StrategySettings:
     placement: Mapping[str, str] = field(default_factory=dict)  # slot label -> "worker" or "worker/device"
     allow_cpu_for_gpu: bool = False
     in_flight: int = 0  # micro-batches alive on stage 0 at most; 0: the schedule's own number
+    schedule_text: str = ""  # of a schedule file, where the schedule is "file"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +76,7 @@ class Plan:
     schedule: str
     micro_batches: int
     in_flight: int = 0  # as in StrategySettings
+    schedule_text: str = ""  # as there
     feeder_worker: str
     threads: Mapping[str, int]  # worker -> threads of its executor
     warnings: tuple[str, ...] = ()

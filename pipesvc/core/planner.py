@@ -7,11 +7,19 @@ further worker can cure is refused, with the valid names.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pipesvc.core.checker import check
 from pipesvc.core.placement import MissingWorkers, place
 from pipesvc.core.plan import LayerInfo, Plan, StagePlan, StrategySettings, WorkerInfo
-from pipesvc.core.schedules import check_counts, in_flight_bound, schedule_name, worker_actions
+from pipesvc.core.schedules import (
+    check_counts,
+    check_placement,
+    homes,
+    num_stages_by_default,
+    schedule_name,
+    worker_actions,
+)
 from pipesvc.core.stages import StageCut, cut
 
 __all__ = ["MissingWorkers", "dry_run", "make_plan"]
@@ -21,12 +29,24 @@ def make_plan(
     settings: StrategySettings, layers: Sequence[LayerInfo], workers: Sequence[WorkerInfo]
 ) -> Plan | MissingWorkers:
     """The plan of a run on these workers, given in the order of their registration."""
-    check_counts(settings.schedule, num_micro_batches=settings.micro_batches, in_flight=settings.in_flight)
-    cuts = cut(settings, layers, len(workers))
+    check_counts(
+        settings.schedule,
+        num_micro_batches=settings.micro_batches,
+        in_flight=settings.in_flight,
+        text=settings.schedule_text,
+    )
+    if not settings.is_pipelined:
+        # The switch must not need a second edit, also where the schedule is for several stages.
+        settings = replace(settings, schedule="1F1B", in_flight=0, schedule_text="")
+    schedule, text = settings.schedule, settings.schedule_text
+    cuts = cut(settings, layers, num_stages_by_default(schedule, len(workers), text))
     labels = [stage.label for stage in cuts]
-    # The switch "pipelined or not" must not need a second edit: a placement for the stages that are gone is left aside.
+    # Nor may a placement: for the stages that are gone it is left aside.
     placement = {label: wish for label, wish in settings.placement.items() if settings.is_pipelined or label in labels}
-    places = place(labels, placement, workers, allows_cpu_for_gpu=settings.allow_cpu_for_gpu)
+    is_marked = any(layer.mark for layer in layers) and settings.is_pipelined
+    known = {worker.name for worker in workers} | {wish.partition("/")[0] for wish in placement.values()}
+    shared = () if is_marked else homes(schedule, num_stages=len(cuts), num_workers=len(known), text=text)
+    places = place(labels, placement, workers, allows_cpu_for_gpu=settings.allow_cpu_for_gpu, homes=shared)
     if isinstance(places, MissingWorkers):
         return places
     stages = tuple(
@@ -35,11 +55,12 @@ def make_plan(
     )
     plan = Plan(
         stages=stages,
-        schedule=schedule_name(settings.schedule),
+        schedule=schedule_name(schedule),
+        schedule_text=text,
         micro_batches=settings.micro_batches,
         in_flight=settings.in_flight,
         feeder_worker=stages[0].worker,
-        threads=_threads([worker for worker in workers if any(stage.worker == worker.name for stage in stages)]),
+        threads=shared_threads([worker for worker in workers if any(stage.worker == worker.name for stage in stages)]),
         warnings=_warnings(settings, len(stages)),
     )
     dry_run(plan)
@@ -51,22 +72,21 @@ def dry_run(plan: Plan) -> dict[int, int]:
 
     With the gradient norms, which are the most that any step contains; a step without them has less to wait for.
     """
+    held = {worker: [stage.index for stage in plan.stages_of(worker)] for worker in plan.workers}
+    check_placement(plan.schedule, list(held.values()), text=plan.schedule_text)
     lists = {
         worker: worker_actions(
             plan.schedule,
-            stages=[stage.index for stage in plan.stages_of(worker)],
+            stages=stages,
             num_stages=plan.num_stages,
             num_micro_batches=plan.micro_batches,
             in_flight=plan.in_flight,
             clips=True,
+            text=plan.schedule_text,
         )
-        for worker in plan.workers
+        for worker, stages in held.items()
     }
-    bounds = {
-        stage.index: in_flight_bound(plan.schedule, stage.index, plan.num_stages, plan.micro_batches, plan.in_flight)
-        for stage in plan.stages
-    }
-    return check(lists, num_stages=plan.num_stages, num_micro_batches=plan.micro_batches, bounds=bounds, clips=True)
+    return check(lists, num_stages=plan.num_stages, num_micro_batches=plan.micro_batches, bounds={}, clips=True)
 
 
 def _stage_plan(index: int, stage: StageCut, layers: Sequence[LayerInfo], worker: str, device: str) -> StagePlan:
@@ -83,8 +103,8 @@ def _stage_plan(index: int, stage: StageCut, layers: Sequence[LayerInfo], worker
     )
 
 
-def _threads(workers: Sequence[WorkerInfo]) -> dict[str, int]:
-    """A worker's own number, else an equal share of the machine's cores among the plan's workers on that machine."""
+def shared_threads(workers: Sequence[WorkerInfo]) -> dict[str, int]:
+    """A worker's own number, else an equal share of the machine's cores among these workers on that machine."""
     num_on_machine: dict[str, int] = {}
     for worker in workers:
         num_on_machine[worker.boot_id] = num_on_machine.get(worker.boot_id, 0) + 1

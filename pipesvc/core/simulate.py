@@ -1,202 +1,214 @@
-"""How long a step takes and what each stage does meanwhile, before anything runs.
+"""How long a step takes and what each worker does meanwhile, before anything runs.
 
-The step is played with the rule that executors use (`choice.choose`), given the time of a forward and a backward of
-each stage and the time of a hop between workers. So which schedule, and how many micro-batches in flight, can be told
-from measured times rather than guessed. Times are in any one unit, the same for all.
+The step is played with the rule that executors use (`choice.choose`), from the times of each stage and of the links.
+So which schedule, and how many micro-batches in flight, can be told from measured times rather than guessed.
+
+Workers compute one action at a time. A result is sent when its action has ended, and compute goes on meanwhile: the
+parcel waits until the link to that worker is free, occupies it for bytes / bandwidth, and is there a latency later.
+
+The usual event queue holds an event for every end and every arrival. Here a worker runs on through its list by
+itself for as long as nothing that is still unknown could change its choice; only then does it wait, until it is the
+earliest of those that wait (conservative simulation: Chandy and Misra 1979). Most actions never meet the queue.
+
+Of what ends or arrives at one moment, everything counts before anyone chooses. An action that takes no time, with a
+result that travels in no time, may be seen at that same moment or at the reader's next choice.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+from operator import add
+from typing import Final
 
-from pipesvc.core.actions import Action, ActionKind, awaited
-from pipesvc.core.choice import LOOK_AHEAD, choose
-from pipesvc.core.schedules import in_flight_bound, look_ahead, worker_actions
+from pipesvc.core.costs import LinkCost
+from pipesvc.core.stage_costs import StageCost
+from pipesvc.core.step_graph import ABSENT, LinkOf, StepGraph, build
+from pipesvc.core.step_lists import StepLists, step_lists
+from pipesvc.core.timeline import Simulation
 from pipesvc.errors import ErrorCode, PipesvcError
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Times:
-    """What actions and messages cost. Norms, decision and update are free."""
-
-    forward_s: Sequence[float]  # per stage
-    backward_s: Sequence[float]  # per stage
-    hop_s: float = 0.0  # between different workers; none within one
-
-    def of(self, action: Action) -> float:
-        match action.kind:
-            case ActionKind.FORWARD:
-                return self.forward_s[action.stage]
-            case ActionKind.BACKWARD:
-                return self.backward_s[action.stage]
-            case _:
-                return 0.0
+_NOT_QUEUED: Final = -1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One action with its start and end."""
-
-    action: Action
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Simulation:
-    """One simulated step."""
-
-    step_s: float
-    busy_s: tuple[float, ...]  # per stage
-    bubble: float  # the part of the workers' time in which they do nothing
-    peak_in_flight: tuple[int, ...]  # per stage
-    spans: tuple[Span, ...]  # in order of start
-
-    def diagram(self, unit_s: float = 1.0) -> str:
-        """One row per stage, one cell per unit of time: `F0 F1 .. B0 B0`, dots where the stage is idle."""
-        num_cells = round(self.step_s / unit_s)
-        rows = [["."] * num_cells for _ in self.busy_s]
-        for span in self.spans:
-            for cell in range(round(span.start_s / unit_s), round(span.end_s / unit_s)):
-                rows[span.action.stage][cell] = f"{span.action.kind}{span.action.micro_batch}"
-        width = max((len(cell) for row in rows for cell in row), default=1)
-        return "\n".join(" ".join(cell.ljust(width) for cell in row).rstrip() for row in rows)
+def free_link(sender: str, receiver: str) -> LinkCost:
+    """What is sent is there at once."""
+    return LinkCost()
 
 
 def simulate(
     schedule: str,
+    stages: Sequence[StageCost],
     *,
-    stages_per_worker: Sequence[Sequence[int]],
     num_micro_batches: int,
-    times: Times,
     in_flight: int = 0,
     clips: bool = False,
+    link: LinkOf = free_link,
 ) -> Simulation:
-    """Plays one step of this schedule; worker w holds the stages `stages_per_worker[w]`."""
-    num_stages = sum(map(len, stages_per_worker))
-    lists = [
-        worker_actions(
-            schedule,
-            stages=stages,
-            num_stages=num_stages,
-            num_micro_batches=num_micro_batches,
-            in_flight=in_flight,
-            clips=clips,
-        )
-        for stages in stages_per_worker
-    ]
-    bounds = {
-        stage: in_flight_bound(schedule, stage, num_stages, num_micro_batches, in_flight) for stage in range(num_stages)
-    }
-    return play(
-        lists,
+    """Plays one step of this schedule as executors would; `Costs.link` is a `link`."""
+    lists = step_lists(
+        schedule,
+        homes=[stage.worker for stage in stages],
         num_micro_batches=num_micro_batches,
-        times=times,
-        bounds=bounds,
+        in_flight=in_flight,
         clips=clips,
-        look_aheads=[look_ahead(schedule, len(stages)) for stages in stages_per_worker],
     )
+    return play(lists, stages, num_micro_batches=num_micro_batches, clips=clips, link=link)
 
 
 def play(
-    lists: Sequence[Sequence[Action]],
+    lists: StepLists,
+    stages: Sequence[StageCost],
     *,
     num_micro_batches: int,
-    times: Times,
-    bounds: Mapping[int, int],
     clips: bool = False,
-    look_aheads: Sequence[int] = (),
+    link: LinkOf = free_link,
 ) -> Simulation:
-    """Plays the lists of the workers, whatever made them; `look_aheads` is per worker."""
-    run = _Playing(
-        pending=[list(actions) for actions in lists],
-        home={action.stage: worker for worker, actions in enumerate(lists) for action in actions},
-        num_micro_batches=num_micro_batches,
-        times=times,
-        bounds=bounds,
-        clips=clips,
-        look_aheads=look_aheads or [LOOK_AHEAD] * len(lists),
+    """Plays lists that `checker.check` accepts, whatever made them; such that lock each other up are INVALID_PLAN."""
+    workers = list(lists.per_worker)
+    own = [lists.per_worker[worker] for worker in workers]
+    graph = build(own, stages, link, num_micro_batches=num_micro_batches, clips=clips)
+    num_actions, num_stages = len(graph.actions), len(stages)
+    step = _Step(
+        graph=graph,
+        look_aheads=[lists.look_aheads[worker] for worker in workers],
+        limits=[lists.bounds.get(stage, num_actions) for stage in range(num_stages)],
+        pending=_numbered(list(map(len, own))),
+        free_s=[0.0] * len(workers),
+        live=[0] * num_stages,
+        peaks=[0] * num_stages,
+        arrival_s=[0.0] * num_actions,
+        start_s=[0.0] * num_actions,
+        link_free_s=[0.0] * len(graph.links),
     )
-    run.to_the_end()
-    num_stages = len(run.home)
-    step_s = max((span.end_s for span in run.spans), default=0.0)
-    busy_s = [0.0] * num_stages
-    for span in run.spans:
-        busy_s[span.action.stage] += span.end_s - span.start_s
+    step.run()
+    stuck = [str(graph.actions[pending[-1]]) for pending in step.pending if pending]
+    if stuck:
+        raise PipesvcError(
+            ErrorCode.INVALID_PLAN,
+            f"the lists lock each other up at {', '.join(stuck)}",
+            advice="The checker says what each of these waits for.",
+        )
+    worker_busy_s = dict.fromkeys(workers, 0.0)
+    for stage, seconds in zip(stages, graph.busy_s, strict=True):
+        worker_busy_s[stage.worker] += seconds
     return Simulation(
-        step_s=step_s,
-        busy_s=tuple(busy_s),
-        bubble=1 - sum(busy_s) / (len(lists) * step_s) if step_s else 0.0,
-        peak_in_flight=tuple(run.peaks.get(stage, 0) for stage in range(num_stages)),
-        spans=tuple(run.spans),
+        step_s=max(step.free_s, default=0.0),
+        busy_s=tuple(graph.busy_s),
+        worker_busy_s=worker_busy_s,
+        peak_in_flight=tuple(step.peaks),
+        link_bytes=dict(zip(graph.links, graph.link_bytes, strict=True)),
+        actions=graph.actions,
+        starts_s=step.start_s,
+        ends_s=list(map(add, step.start_s, graph.duration_s)),
     )
+
+
+def _numbered(lengths: Sequence[int]) -> list[list[int]]:
+    """Consecutive numbers in groups of these lengths, each group backwards."""
+    groups, first = [], 0
+    for length in lengths:
+        groups.append(list(range(first + length - 1, first - 1, -1)))
+        first += length
+    return groups
 
 
 @dataclass(slots=True, kw_only=True)
-class _Playing:
-    """The moving parts of one simulated step."""
+class _Step:
+    """The moving parts; lists are by worker, stage, action or link."""
 
-    pending: list[list[Action]]
-    home: Mapping[int, int]  # stage -> worker
-    num_micro_batches: int
-    times: Times
-    bounds: Mapping[int, int]
-    clips: bool
+    graph: StepGraph
     look_aheads: Sequence[int]
-    ended_s: dict[Action, float] = field(default_factory=dict)
-    free_s: dict[int, float] = field(default_factory=dict)  # worker -> end of what it does now
-    live: dict[int, int] = field(default_factory=dict)
-    peaks: dict[int, int] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
+    limits: Sequence[int]
+    pending: list[list[int]]  # of each worker, the head of its list last, where it is cheap to take
+    free_s: list[float]  # the end of what each worker did last
+    live: list[int]
+    peaks: list[int]
+    arrival_s: list[float]  # of the latest parcel for an action, among those that are known
+    start_s: list[float]
+    link_free_s: list[float]
 
-    def to_the_end(self) -> None:
-        """Looks at all workers whenever an action has ended or its result has arrived."""
-        moments = [0.0]
-        while moments:
-            now = heapq.heappop(moments)
-            while moments and moments[0] == now:
-                heapq.heappop(moments)
-            has_moved = True
-            while has_moved:  # free actions end at once and may let others go at the same moment
-                has_moved = False
-                for worker in range(len(self.pending)):
-                    span = self._start_one(worker, now)
-                    if span is not None:
-                        has_moved = True
-                        heapq.heappush(moments, span.end_s)
-                        heapq.heappush(moments, span.end_s + self.times.hop_s)
-        stuck = [actions[0] for actions in self.pending if actions]
-        if stuck:
-            raise PipesvcError(ErrorCode.INVALID_PLAN, f"the lists lock each other up at {', '.join(map(str, stuck))}")
+    def run(self) -> None:
+        """Plays to the end, or until all wait for each other."""
+        graph, pending, free_s, start_s, arrival_s = self.graph, self.pending, self.free_s, self.start_s, self.arrival_s
+        stage_of, worker_of, duration_s, live_change = graph.stage, graph.worker, graph.duration_s, graph.live_change
+        successor, after, sends, link_free_s = graph.successor, graph.after, graph.sends, self.link_free_s
+        missing, awaited, live, peaks, limits = graph.missing, graph.awaited, self.live, self.peaks, self.limits
+        # Workers for which something has become known; first come, first served, as more has by the time of their turn.
+        able = deque(range(len(pending)))
+        is_able = [True] * len(pending)
+        moments: list[tuple[float, int]] = []
+        wakes_s = [_NOT_QUEUED] * len(pending)  # of each worker, its moment in the queue that counts
+        known_s = 0.0  # whatever arrives up to this moment is known
+        while able or moments:
+            if able:
+                worker = able.popleft()
+                is_able[worker] = False
+            else:
+                known_s, worker = heappop(moments)
+                if wakes_s[worker] != known_s:
+                    continue
+            wakes_s[worker] = _NOT_QUEUED
+            own, now = pending[worker], free_s[worker]
+            while own:
+                index = own[-1]
+                stage = stage_of[index]
+                if (
+                    not (missing[index] or awaited[index])
+                    and arrival_s[index] <= now
+                    and (live_change[index] <= 0 or live[stage] < limits[stage])
+                ):
+                    own.pop()
+                else:
+                    position, able_s, is_certain = self._look(worker, now)
+                    if not is_certain and able_s > known_s:
+                        if able_s < inf:
+                            wakes_s[worker] = able_s
+                            heappush(moments, (able_s, worker))
+                        break
+                    index, now = own.pop(position), able_s
+                    stage = stage_of[index]
+                start_s[index] = now
+                now += duration_s[index]
+                live[stage] += live_change[index]
+                if live[stage] > peaks[stage]:
+                    peaks[stage] = live[stage]
+                if successor[index] != ABSENT:
+                    missing[successor[index]] -= 1
+                for other in after[index]:
+                    missing[other] -= 1
+                for other, (link, transfer_s, latency_s) in sends[index]:
+                    sent_s = link_free_s[link]
+                    sent_s = (sent_s if sent_s > now else now) + transfer_s
+                    link_free_s[link] = sent_s
+                    if sent_s + latency_s > arrival_s[other]:
+                        arrival_s[other] = sent_s + latency_s
+                    awaited[other] -= 1
+                    if not (awaited[other] or missing[other] or is_able[worker_of[other]]):
+                        is_able[worker_of[other]] = True
+                        able.append(worker_of[other])
+            free_s[worker] = now
 
-    def _start_one(self, worker: int, now: float) -> Span | None:
-        if self.free_s.get(worker, 0.0) > now:
-            return None
-        pending = self.pending[worker]
-        is_ready = partial(self._is_ready, now=now)
-        index = choose(pending, is_ready, self.live, self.bounds, self.look_aheads[worker])
-        if index is None:
-            return None
-        action = pending.pop(index)
-        stage = action.stage
-        if action.kind is ActionKind.FORWARD:
-            self.live[stage] = self.live.get(stage, 0) + 1
-            self.peaks[stage] = max(self.peaks.get(stage, 0), self.live[stage])
-        elif action.kind is ActionKind.BACKWARD:
-            self.live[stage] -= 1
-        end_s = now + self.times.of(action)
-        self.ended_s[action] = self.free_s[worker] = end_s
-        span = Span(action, now, end_s)
-        self.spans.append(span)
-        return span
-
-    def _is_ready(self, action: Action, now: float) -> bool:
-        needed = awaited(action, num_stages=len(self.home), num_micro_batches=self.num_micro_batches, clips=self.clips)
-        return all(self._arrival_s(other, action) <= now for other in needed)
-
-    def _arrival_s(self, result: Action, receiver: Action) -> float:
-        is_local = self.home[result.stage] == self.home[receiver.stage]
-        return self.ended_s.get(result, float("inf")) + (0.0 if is_local else self.times.hop_s)
+    def _look(self, worker: int, now: float) -> tuple[int, float, bool]:
+        """Where the action stands that runs next as far as is known, when, and whether no other can come before it."""
+        missing, awaited, live_change = self.graph.missing, self.graph.awaited, self.graph.live_change
+        found, found_s, is_open = 0, inf, False
+        for place, index in enumerate(self.pending[worker][: -self.look_aheads[worker] - 1 : -1]):
+            if missing[index]:
+                continue
+            if live_change[index] > 0:
+                stage = self.graph.stage[index]
+                if self.live[stage] >= self.limits[stage]:
+                    continue
+            if awaited[index]:
+                is_open = True
+                continue
+            able_s = self.arrival_s[index]
+            if able_s < found_s:
+                found, found_s = place, able_s
+                if able_s <= now:
+                    break
+        return -1 - found, max(found_s, now), found_s < inf and not is_open

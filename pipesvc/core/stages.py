@@ -28,7 +28,7 @@ class StageCut:
     end_layer: int
 
 
-def cut(settings: StrategySettings, layers: Sequence[LayerInfo], num_workers: int) -> tuple[StageCut, ...]:
+def cut(settings: StrategySettings, layers: Sequence[LayerInfo], default_num_stages: int) -> tuple[StageCut, ...]:
     """The stages of these layers in order; together they hold every layer once, and none is empty."""
     if not layers:
         raise PipesvcError(ErrorCode.INVALID_JOB, "the model has no layers", advice="Return at least one module.")
@@ -45,7 +45,7 @@ def cut(settings: StrategySettings, layers: Sequence[LayerInfo], num_workers: in
         return _by_marks(layers)
     if settings.boundaries:
         return _by_boundaries(settings, layers)
-    return _evenly(settings.num_stages, len(layers), num_workers)
+    return _evenly(settings.num_stages or max(1, min(default_num_stages, len(layers))), len(layers))
 
 
 def _numbered(boundaries: Sequence[int], num_layers: int) -> tuple[StageCut, ...]:
@@ -113,13 +113,12 @@ def _index_of(name: str, names: Sequence[str]) -> int:
     )
 
 
-def _evenly(num_stages: int, num_layers: int, num_workers: int) -> tuple[StageCut, ...]:
+def _evenly(num_stages: int, num_layers: int) -> tuple[StageCut, ...]:
     """As equal as can be, later stages the larger ones: early stages hold more micro-batches."""
-    if num_stages < 0 or num_stages > num_layers:
+    if not 1 <= num_stages <= num_layers:
         raise PipesvcError(
             ErrorCode.INVALID_PLAN,
             f"{num_layers} layers cannot fill {num_stages} stages",
             advice=f"Use num_stages of 1 to {num_layers}, or 0 for one per worker.",
         )
-    count = num_stages or max(1, min(num_workers, num_layers))
-    return _numbered([index * num_layers // count for index in range(1, count)], num_layers)
+    return _numbered([index * num_layers // num_stages for index in range(1, num_stages)], num_layers)

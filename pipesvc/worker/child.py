@@ -27,6 +27,7 @@ ROLES: Final = {
     types_pb2.ROLE_EXECUTOR: ("pipesvc.worker.executor.main", ErrorCode.BUILD_FAILED, ErrorCode.STAGE_FAILED),
     types_pb2.ROLE_FEEDER: ("pipesvc.worker.feeder.main", ErrorCode.BUILD_FAILED, ErrorCode.DATA_SOURCE_FAILED),
     types_pb2.ROLE_INSPECTOR: ("pipesvc.worker.inspector", ErrorCode.BUILD_FAILED, ErrorCode.BUILD_FAILED),
+    types_pb2.ROLE_PROFILER: ("pipesvc.worker.profiler.main", ErrorCode.BUILD_FAILED, ErrorCode.INTERNAL),
 }
 
 

@@ -201,8 +201,11 @@ class Exchange:
             child.close()
 
     def _consumer(self, link: Link) -> ChildExchange:
-        role = types_pb2.ROLE_FEEDER if link.consumer == FEEDER else types_pb2.ROLE_EXECUTOR
-        child = self._children.get(role)
+        # A run has executors or, before there is one, profilers.
+        roles = (
+            (types_pb2.ROLE_FEEDER,) if link.consumer == FEEDER else (types_pb2.ROLE_EXECUTOR, types_pb2.ROLE_PROFILER)
+        )
+        child = next((self._children[role] for role in roles if role in self._children), None)
         if child is None:
             text = f"a parcel of {link} came to a worker without a child for it"
             raise PipesvcError(ErrorCode.LINK_LOST, text, where=Where(run_id=self._run_id))

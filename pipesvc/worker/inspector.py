@@ -38,7 +38,7 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     if not job.data.is_streamed:
         calls.bind(job.data.source, "the data source", where)
     try:
-        layers = skeleton.inspect_layers(build, is_whole=_is_one_stage(job))
+        layers = skeleton.inspect_layers(build, is_whole=is_one_stage(job))
     except PipesvcError as error:
         raise error.at(where) from error.__cause__
     except Exception as cause:
@@ -67,6 +67,6 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     port.report(local_pb2.FromChild(inspected=inspected))
 
 
-def _is_one_stage(job: job_pb2.JobSpec) -> bool:
+def is_one_stage(job: job_pb2.JobSpec) -> bool:
     """One stage is built as plain torch would, so that a model that no skeleton can hold still trains unsplit."""
     return not job.strategy.is_pipelined or job.strategy.num_stages == 1

@@ -1,4 +1,4 @@
-"""What an executor, a feeder or an inspector needs of its port: the seam where tests put an in-memory port."""
+"""What a child of any role needs of its port: the seam where tests put an in-memory port."""
 
 from __future__ import annotations
 

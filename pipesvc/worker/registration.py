@@ -51,14 +51,15 @@ class Registration:
     def message(self) -> worker_pb2.Register:
         """Raises COORDINATOR_ABSENT while the coordinator cannot be resolved and its address would be needed."""
         if self._message is None:
-            settings = self._settings
+            settings, limit_bytes = self._settings, self._settings.memory_limit_bytes
             self._message = worker_pb2.Register(
                 name=settings.name,
                 incarnation=self._incarnation,
                 host=identity.host(),
                 boot_id=identity.boot_id(),
                 devices=self._devices,
-                memory_bytes=identity.memory_bytes(),
+                memory_bytes=_capped(identity.memory_bytes(), limit_bytes),
+                memory_limit_bytes=limit_bytes,
                 num_cores=identity.num_cores(),
                 num_threads=settings.num_threads,
                 versions=identity.versions(),
@@ -95,3 +96,7 @@ class Registration:
 
 def _is_loopback(host: str) -> bool:
     return Address(host=host, port=0).is_loopback
+
+
+def _capped(num_bytes: int, limit_bytes: int) -> int:
+    return min(num_bytes, limit_bytes) if limit_bytes else num_bytes

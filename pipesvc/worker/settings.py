@@ -12,6 +12,8 @@ from pipesvc.net.addresses import parse
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MAX_THREADS: Final = 1024
+_SIZE: Final = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[KMGT]?)(iB)?", re.IGNORECASE)
+_UNITS: Final = ("", "K", "M", "G", "T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +32,8 @@ class WorkerSettings:
     """The data server's address as others shall dial it; empty: the one it listens on."""
     num_threads: int = 0
     """Threads of an executor; 0: the coordinator shares out the cores of the host."""
+    memory: str = ""
+    """The most that stages may take, such as "8GiB"; empty: all memory of the host, and of each GPU."""
     token_file: Path | None = None
     """Where the coordinator's token lies; None: found by environment or by the address."""
     is_insecure: bool = False
@@ -48,5 +52,18 @@ class WorkerSettings:
         if not 0 <= self.num_threads <= _MAX_THREADS:
             message = f"--threads {self.num_threads} is not between 0 and {_MAX_THREADS}"
             raise PipesvcError(ErrorCode.INVALID_JOB, message)
+        self.memory_limit_bytes  # noqa: B018 (refuses a malformed one)
         if not self.coordinator_wait_s >= 0:
             raise PipesvcError(ErrorCode.INVALID_JOB, f"--coordinator-wait {self.coordinator_wait_s:g} is negative")
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """0: nothing was said."""
+        if not self.memory:
+            return 0
+        found = _SIZE.fullmatch(self.memory)
+        num_bytes = int(float(found["number"]) * 1024 ** _UNITS.index(found["unit"].upper())) if found else 0
+        if not num_bytes:
+            advice = "Write a number of bytes, or one with a unit of 1024: 512MiB, 8GiB"
+            raise PipesvcError(ErrorCode.INVALID_JOB, f"--memory {self.memory!r} is no size", advice=advice)
+        return num_bytes

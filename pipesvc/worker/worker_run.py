@@ -31,7 +31,7 @@ _TENSOR_MESSAGES: Final = ("tensor", "release_segment", "parcels_consumed")
 
 
 def role_name(role: types_pb2.Role) -> str:
-    """ "executor", "feeder" or "inspector"."""
+    """ "executor", "feeder", "inspector" or "profiler"."""
     return types_pb2.Role.Name(role).removeprefix("ROLE_").lower()
 
 

@@ -178,7 +178,7 @@ def test_health_without_a_coordinator_or_its_token_exits_with_1(command: Command
 
 def test_the_commands_and_their_options_are_these(command: Command) -> None:
     """A change of the command line is made on purpose."""
-    help_of = {name: command(name, "--help").stdout for name in ("coordinator", "worker", "submit", "watch")}
+    help_of = {name: command(name, "--help").stdout for name in ("coordinator", "worker", "submit", "plan", "watch")}
     options = {name: set(re.findall(r"--[a-z][a-z-]+", text)) - {"--help"} for name, text in help_of.items()}
     assert options == {
         "coordinator": {"--listen", "--state-dir", "--insecure"},
@@ -189,11 +189,13 @@ def test_the_commands_and_their_options_are_these(command: Command) -> None:
             "--listen",
             "--advertise",
             "--threads",
+            "--memory",
             "--token-file",
             "--insecure",
             "--coordinator-wait",
         },
-        "submit": {"--run-id", "--coordinator", "--token-file"},
+        "submit": {"--run-id", "--plan", "--coordinator", "--token-file"},
+        "plan": {"--json", "--out", "--gantt", "--svg", "--compare", "--coordinator", "--token-file"},
         "watch": {"--coordinator", "--token-file"},
     }
     listed = command("--help").stdout

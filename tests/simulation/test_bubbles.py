@@ -6,34 +6,22 @@ Legend: p stages, m micro-batches, c the time of a hop; a forward takes 1, a bac
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from pipesvc.core.actions import awaited
-from pipesvc.core.schedules import SCHEDULE_NAMES, in_flight_bound
-from pipesvc.core.simulate import Simulation, Times, simulate
+from pipesvc.core.actions import needs, results
+from pipesvc.core.simulate import play, simulate
+from pipesvc.core.step_lists import step_lists
+from pipesvc.core.timeline import Simulation
+from tests.simulation.workloads import WHOLE, equal_stages, hops
 
 
-def _step(
-    schedule: str,
-    p: int,
-    m: int,
-    *,
-    hop_s: float = 0.0,
-    in_flight: int = 0,
-    forward_s: float = 1,
-    backward_s: float = 2,
-) -> Simulation:
-    return simulate(
-        schedule,
-        stages_per_worker=[[stage] for stage in range(p)],
-        num_micro_batches=m,
-        times=Times(forward_s=[forward_s] * p, backward_s=[backward_s] * p, hop_s=hop_s),
-        in_flight=in_flight,
-    )
+def _step(schedule: str, p: int, m: int, *, hop_s: float = 0.0, in_flight: int = 0) -> Simulation:
+    return simulate(schedule, equal_stages(p), num_micro_batches=m, in_flight=in_flight, link=hops(hop_s))
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
@@ -42,16 +30,26 @@ def test_a11_equal_stages_have_the_published_bubble(schedule: str, p: int) -> No
     for m in range(1, 9):
         step = _step(schedule, p, m)
         assert step.step_s == (m + p - 1) * 3
-        assert step.bubble == pytest.approx((p - 1) / (m + p - 1))
         assert step.busy_s == (3 * m,) * p
+        assert step.bubble == pytest.approx(float(Fraction(p - 1, m + p - 1)), abs=1e-15)
+        assert step.worker_bubbles == dict.fromkeys(step.worker_busy_s, pytest.approx(step.bubble))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+@pytest.mark.parametrize("p", range(1, 6))
+def test_a11_strict_order_has_the_published_bubble_too(schedule: str, p: int) -> None:
+    stages = equal_stages(p)
+    for m in range(1, 9):
+        lists = step_lists(schedule, homes=[stage.worker for stage in stages], num_micro_batches=m)
+        assert play(lists.in_order(), stages, num_micro_batches=m).step_s == (m + p - 1) * 3
+
+
+@pytest.mark.parametrize("schedule", WHOLE)
 @pytest.mark.parametrize("p", range(1, 6))
 def test_a11_with_one_micro_batch_one_stage_is_busy_at_a_time(schedule: str, p: int) -> None:
     step = _step(schedule, p, 1)
     assert step.step_s == 3 * p
-    ordered = sorted((span for span in step.spans if span.end_s > span.start_s), key=lambda span: span.start_s)
+    ordered = [span for span in step.spans if span.end_s > span.start_s]
     assert all(before.end_s <= after.start_s for before, after in pairwise(ordered))
 
 
@@ -92,38 +90,39 @@ def test_more_in_flight_hides_the_hops_as_published(p: int, m: int, c: float) ->
     assert _step("GPipe", p, m, hop_s=c).step_s == pytest.approx(floor)
 
 
-@settings(deadline=None)
 @given(
-    schedule=st.sampled_from(SCHEDULE_NAMES),
+    schedule=st.sampled_from(WHOLE),
     homes=st.lists(st.integers(0, 3), min_size=1, max_size=5),
     m=st.integers(1, 6),
     in_flight=st.integers(0, 8),
     hop_s=st.integers(0, 5),
     clips=st.booleans(),
-    data=st.data(),
+    forward_s=st.integers(0, 9),
+    backward_s=st.integers(0, 9),
 )
 def test_every_simulated_step_obeys_the_rules(
-    schedule: str, homes: list[int], m: int, in_flight: int, hop_s: int, clips: bool, data: st.DataObject
+    schedule: str, homes: list[int], m: int, in_flight: int, hop_s: int, clips: bool, forward_s: int, backward_s: int
 ) -> None:
-    """Whatever the times and the placement: all actions once, none before what it needs, none beside another, none over
-    the bound."""
+    """Whatever the times, also none, and the placement: all actions once, none before what it needs, none beside
+    another, none over the bound."""
     p = len(homes)
-    cost = st.lists(st.integers(1, 9), min_size=p, max_size=p)
-    times = Times(forward_s=data.draw(cost), backward_s=data.draw(cost), hop_s=hop_s)
-    placed = [[stage for stage in range(p) if homes[stage] == home] for home in sorted(set(homes))]
-    step = simulate(
-        schedule, stages_per_worker=placed, num_micro_batches=m, times=times, in_flight=in_flight, clips=clips
+    groups = [[stage for stage in range(p) if homes[stage] == home] for home in sorted(set(homes))]
+    stages = equal_stages(groups, forward_s=forward_s, backward_s=backward_s)
+    lists = step_lists(
+        schedule, homes=[stage.worker for stage in stages], num_micro_batches=m, in_flight=in_flight, clips=clips
     )
+    step = play(lists, stages, num_micro_batches=m, clips=clips, link=hops(hop_s))
     spans = {span.action: span for span in step.spans}
     assert len(spans) == len(step.spans) == 2 * p * m + p + (p + 1) * clips
+    makers = {result: action for action in spans for result in results(action)}
     for action, span in spans.items():
-        assert span.end_s - span.start_s == times.of(action)
-        for other in awaited(action, num_stages=p, num_micro_batches=m, clips=clips):
-            hop = hop_s if homes[other.stage] != homes[action.stage] else 0
-            assert spans[other].end_s + hop <= span.start_s
+        assert span.end_s - span.start_s == stages[action.stage].seconds(action.kind)
+        for need in needs(action, num_stages=p, num_micro_batches=m, clips=clips):
+            hop = hop_s if homes[need.stage] != homes[action.stage] else 0
+            assert spans[makers[need]].end_s + hop <= span.start_s
     for home in set(homes):
         own = [span for span in step.spans if homes[span.action.stage] == home]
         assert all(before.end_s <= after.start_s for before, after in pairwise(own))
     for stage, peak in enumerate(step.peak_in_flight):
-        assert 1 <= peak <= in_flight_bound(schedule, stage, p, m, in_flight)
+        assert 1 <= peak <= lists.bounds[stage]
     assert step.step_s == max(span.end_s for span in step.spans)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipesvc.core.simulate import Times, simulate
+from pipesvc.core.simulate import simulate
+from tests.simulation.workloads import equal_stages, hops
 
 EACH_ITS_OWN = ([0], [1], [2])
 
@@ -14,14 +15,8 @@ EACH_ITS_OWN = ([0], [1], [2])
 def _diagram(
     schedule: str, workers: Sequence[Sequence[int]], num_micro_batches: int, *, hop_s: float = 0, in_flight: int = 0
 ) -> str:
-    num_stages = sum(map(len, workers))
-    step = simulate(
-        schedule,
-        stages_per_worker=workers,
-        num_micro_batches=num_micro_batches,
-        times=Times(forward_s=[1] * num_stages, backward_s=[2] * num_stages, hop_s=hop_s),
-        in_flight=in_flight,
-    )
+    stages = equal_stages(workers)
+    step = simulate(schedule, stages, num_micro_batches=num_micro_batches, in_flight=in_flight, link=hops(hop_s))
     return step.diagram()
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Assignment(_message.Message):
-    __slots__ = ("run_id", "term", "role", "job", "plan_json", "worker", "host", "num_threads", "bundle_dir")
+    __slots__ = ("run_id", "term", "role", "job", "plan_json", "worker", "host", "num_threads", "bundle_dir", "devices", "endpoint")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,8 @@ class Assignment(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_DIR_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     term: int
     role: _types_pb2.Role
@@ -28,7 +30,9 @@ class Assignment(_message.Message):
     host: str
     num_threads: int
     bundle_dir: str
-    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., plan_json: _Optional[str] = ..., worker: _Optional[str] = ..., host: _Optional[str] = ..., num_threads: _Optional[int] = ..., bundle_dir: _Optional[str] = ...) -> None: ...
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    endpoint: int
+    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., plan_json: _Optional[str] = ..., worker: _Optional[str] = ..., host: _Optional[str] = ..., num_threads: _Optional[int] = ..., bundle_dir: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., endpoint: _Optional[int] = ...) -> None: ...
 
 class LocalTensor(_message.Message):
     __slots__ = ("link", "step", "micro_batch", "value", "num_values", "structure", "dtype", "shape", "requires_grad", "is_no_gradient", "total_bytes", "segment_id", "new_segment_bytes", "inline_payload")
@@ -106,8 +110,16 @@ class Stop(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class MeasureLink(_message.Message):
+    __slots__ = ("endpoint", "worker")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    endpoint: int
+    worker: str
+    def __init__(self, endpoint: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
+
 class ToChild(_message.Message):
-    __slots__ = ("assignment_path", "issue_step", "step_committed", "save_state", "stop", "tensor", "release_segment")
+    __slots__ = ("assignment_path", "issue_step", "step_committed", "save_state", "stop", "tensor", "release_segment", "measure_link")
     ASSIGNMENT_PATH_FIELD_NUMBER: _ClassVar[int]
     ISSUE_STEP_FIELD_NUMBER: _ClassVar[int]
     STEP_COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +127,7 @@ class ToChild(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     RELEASE_SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_LINK_FIELD_NUMBER: _ClassVar[int]
     assignment_path: str
     issue_step: IssueStep
     step_committed: StepCommitted
@@ -122,7 +135,8 @@ class ToChild(_message.Message):
     stop: Stop
     tensor: LocalTensor
     release_segment: ReleaseSegment
-    def __init__(self, assignment_path: _Optional[str] = ..., issue_step: _Optional[_Union[IssueStep, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., save_state: _Optional[_Union[SaveState, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ...) -> None: ...
+    measure_link: MeasureLink
+    def __init__(self, assignment_path: _Optional[str] = ..., issue_step: _Optional[_Union[IssueStep, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., save_state: _Optional[_Union[SaveState, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ...) -> None: ...
 
 class ParameterInfo(_message.Message):
     __slots__ = ("name", "num_bytes")
@@ -256,8 +270,52 @@ class Trace(_message.Message):
     events: _containers.RepeatedCompositeFieldContainer[TraceEvent]
     def __init__(self, events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ...) -> None: ...
 
+class LayerProfile(_message.Message):
+    __slots__ = ("layer", "gradient_bytes", "optimizer_bytes", "activation_bytes", "output_bytes", "output_gradient_bytes", "forward_s", "backward_s", "update_s")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_GRADIENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_S_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_S_FIELD_NUMBER: _ClassVar[int]
+    layer: LayerInfo
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    output_bytes: int
+    output_gradient_bytes: int
+    forward_s: float
+    backward_s: float
+    update_s: float
+    def __init__(self, layer: _Optional[_Union[LayerInfo, _Mapping]] = ..., gradient_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., output_gradient_bytes: _Optional[int] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., update_s: _Optional[float] = ...) -> None: ...
+
+class DeviceProfile(_message.Message):
+    __slots__ = ("device", "memory_bytes", "micro_batch_rows", "layers")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_ROWS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    memory_bytes: int
+    micro_batch_rows: int
+    layers: _containers.RepeatedCompositeFieldContainer[LayerProfile]
+    def __init__(self, device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., micro_batch_rows: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerProfile, _Mapping]]] = ...) -> None: ...
+
+class LinkProfile(_message.Message):
+    __slots__ = ("endpoint", "latency_s", "bytes_per_s")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    endpoint: int
+    latency_s: float
+    bytes_per_s: float
+    def __init__(self, endpoint: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
+
 class FromChild(_message.Message):
-    __slots__ = ("ready", "inspected", "batch_announced", "data_ended", "step_applied", "failed", "progress", "state_chunk", "trace", "tensor", "release_segment", "parcels_consumed")
+    __slots__ = ("ready", "inspected", "batch_announced", "data_ended", "step_applied", "failed", "progress", "state_chunk", "trace", "tensor", "release_segment", "parcels_consumed", "device_profile", "link_profile")
     READY_FIELD_NUMBER: _ClassVar[int]
     INSPECTED_FIELD_NUMBER: _ClassVar[int]
     BATCH_ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +328,8 @@ class FromChild(_message.Message):
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     RELEASE_SEGMENT_FIELD_NUMBER: _ClassVar[int]
     PARCELS_CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_PROFILE_FIELD_NUMBER: _ClassVar[int]
+    LINK_PROFILE_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
     inspected: Inspected
     batch_announced: BatchAnnounced
@@ -282,7 +342,9 @@ class FromChild(_message.Message):
     tensor: LocalTensor
     release_segment: ReleaseSegment
     parcels_consumed: ParcelsConsumed
-    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., inspected: _Optional[_Union[Inspected, _Mapping]] = ..., batch_announced: _Optional[_Union[BatchAnnounced, _Mapping]] = ..., data_ended: _Optional[_Union[DataEnded, _Mapping]] = ..., step_applied: _Optional[_Union[StepApplied, _Mapping]] = ..., failed: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ...) -> None: ...
+    device_profile: DeviceProfile
+    link_profile: LinkProfile
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., inspected: _Optional[_Union[Inspected, _Mapping]] = ..., batch_announced: _Optional[_Union[BatchAnnounced, _Mapping]] = ..., data_ended: _Optional[_Union[DataEnded, _Mapping]] = ..., step_applied: _Optional[_Union[StepApplied, _Mapping]] = ..., failed: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ..., device_profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., link_profile: _Optional[_Union[LinkProfile, _Mapping]] = ...) -> None: ...
 
 class ForkChild(_message.Message):
     __slots__ = ("child_number", "environment")

@@ -296,3 +296,37 @@ class GetStatusResponse(_message.Message):
     term: int
     unreached: _containers.RepeatedCompositeFieldContainer[Unreached]
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., term: _Optional[int] = ..., unreached: _Optional[_Iterable[_Union[Unreached, _Mapping]]] = ...) -> None: ...
+
+class ProfileJobRequest(_message.Message):
+    __slots__ = ("job", "bundle", "is_fresh")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    IS_FRESH_FIELD_NUMBER: _ClassVar[int]
+    job: _job_pb2.JobSpec
+    bundle: bytes
+    is_fresh: bool
+    def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., bundle: _Optional[bytes] = ..., is_fresh: _Optional[bool] = ...) -> None: ...
+
+class ProfileJobResponse(_message.Message):
+    __slots__ = ("progress", "result")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    progress: ProfileProgress
+    result: ProfileResult
+    def __init__(self, progress: _Optional[_Union[ProfileProgress, _Mapping]] = ..., result: _Optional[_Union[ProfileResult, _Mapping]] = ...) -> None: ...
+
+class ProfileProgress(_message.Message):
+    __slots__ = ("awaited",)
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    awaited: _containers.RepeatedCompositeFieldContainer[Awaited]
+    def __init__(self, awaited: _Optional[_Iterable[_Union[Awaited, _Mapping]]] = ...) -> None: ...
+
+class ProfileResult(_message.Message):
+    __slots__ = ("costs_json", "num_devices_measured", "num_links_measured")
+    COSTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEVICES_MEASURED_FIELD_NUMBER: _ClassVar[int]
+    NUM_LINKS_MEASURED_FIELD_NUMBER: _ClassVar[int]
+    costs_json: str
+    num_devices_measured: int
+    num_links_measured: int
+    def __init__(self, costs_json: _Optional[str] = ..., num_devices_measured: _Optional[int] = ..., num_links_measured: _Optional[int] = ...) -> None: ...

@@ -84,6 +84,11 @@ class RunServiceStub:
                 request_serializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.ProfileJob = channel.unary_stream(
+                '/pipesvc.rpc.v1.RunService/ProfileJob',
+                request_serializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.ProfileJobRequest.SerializeToString,
+                response_deserializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.ProfileJobResponse.FromString,
+                _registered_method=True)
 
 
 class RunServiceServicer:
@@ -154,6 +159,14 @@ class RunServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ProfileJob(self, request, context):
+        """Measures the job's layers on every registered worker, and the links between these, while no run is on them. What was
+        measured before is not measured again. Ending the call ends the measurement.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -206,6 +219,11 @@ def add_RunServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.GetStatusRequest.FromString,
                     response_serializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'ProfileJob': grpc.unary_stream_rpc_method_handler(
+                    servicer.ProfileJob,
+                    request_deserializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.ProfileJobRequest.FromString,
+                    response_serializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.ProfileJobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -478,6 +496,33 @@ class RunService:
             '/pipesvc.rpc.v1.RunService/GetStatus',
             pipesvc_dot_rpc_dot_v1_dot_run__pb2.GetStatusRequest.SerializeToString,
             pipesvc_dot_rpc_dot_v1_dot_run__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProfileJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pipesvc.rpc.v1.RunService/ProfileJob',
+            pipesvc_dot_rpc_dot_v1_dot_run__pb2.ProfileJobRequest.SerializeToString,
+            pipesvc_dot_rpc_dot_v1_dot_run__pb2.ProfileJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

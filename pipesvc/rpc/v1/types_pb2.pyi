@@ -11,6 +11,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_EXECUTOR: _ClassVar[Role]
     ROLE_FEEDER: _ClassVar[Role]
     ROLE_INSPECTOR: _ClassVar[Role]
+    ROLE_PROFILER: _ClassVar[Role]
 
 class ElementType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -56,6 +57,7 @@ ROLE_UNSPECIFIED: Role
 ROLE_EXECUTOR: Role
 ROLE_FEEDER: Role
 ROLE_INSPECTOR: Role
+ROLE_PROFILER: Role
 ELEMENT_TYPE_UNSPECIFIED: ElementType
 ELEMENT_TYPE_FLOAT32: ElementType
 ELEMENT_TYPE_FLOAT64: ElementType

@@ -21,7 +21,7 @@ class Versions(_message.Message):
     def __init__(self, pipesvc: _Optional[str] = ..., python: _Optional[str] = ..., torch: _Optional[str] = ..., wire: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("name", "incarnation", "host", "boot_id", "devices", "memory_bytes", "num_cores", "num_threads", "versions", "data_address", "fingerprint")
+    __slots__ = ("name", "incarnation", "host", "boot_id", "devices", "memory_bytes", "num_cores", "num_threads", "versions", "data_address", "fingerprint", "memory_limit_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class Register(_message.Message):
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
     host: str
@@ -44,7 +45,8 @@ class Register(_message.Message):
     versions: Versions
     data_address: str
     fingerprint: str
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., memory_bytes: _Optional[int] = ..., num_cores: _Optional[int] = ..., num_threads: _Optional[int] = ..., versions: _Optional[_Union[Versions, _Mapping]] = ..., data_address: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    memory_limit_bytes: int
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., memory_bytes: _Optional[int] = ..., num_cores: _Optional[int] = ..., num_threads: _Optional[int] = ..., versions: _Optional[_Union[Versions, _Mapping]] = ..., data_address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ...) -> None: ...
 
 class ChildProgress(_message.Message):
     __slots__ = ("run_id", "role", "progress")

@@ -45,6 +45,7 @@ def settings_of(job: job_pb2.JobSpec, plan: Plan, worker: str) -> Settings:
         num_stages=plan.num_stages,
         schedule=plan.schedule,
         in_flight=plan.in_flight,
+        schedule_text=plan.schedule_text,
         clip_norm=job.clip_norm,
         has_labels=job.data.has_labels,
     )
@@ -56,7 +57,7 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
     loss = calls.bind_loss(job, where)
     optimizer = calls.bind(job.optimizer, "the optimizer", where)
     own = plan.stages_of(worker)
-    devices = [_device(stage_plan, where) for stage_plan in own]
+    devices = [device_of(stage.device, _at_stage(where, stage.index)) for stage in own]
     all_layers = _layers(build, job.seed, own, where, is_whole=plan.num_stages == 1)
     _refuse_shared(all_layers, own, where)
     stages: dict[int, Stage] = {}
@@ -73,7 +74,7 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
             loss=loss,
             check_finite=job.check_finite,
         )
-        stage = Stage(spec, layers, _optimizer_maker(optimizer, stage_plan.index, where))
+        stage = Stage(spec, layers, optimizer_maker(optimizer, _at_stage(where, stage_plan.index)))
         state.check(stage)
         stages[stage_plan.index] = stage
         _log.info("stage %d: layers %s on %s", spec.index, ", ".join(stage_plan.layer_names), device)
@@ -107,20 +108,21 @@ def _refuse_shared(layers: Sequence[tuple[str, nn.Module]], own: Sequence[StageP
             )
 
 
-def _device(stage: StagePlan, where: Where) -> torch.device:
-    device = torch.device(stage.device)
+def device_of(name: str, where: Where) -> torch.device:
+    """The device of that name, if torch sees it here."""
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise PipesvcError(
             ErrorCode.UNKNOWN_DEVICE,
-            f"the plan puts stage {stage.index} on {stage.device}, but torch sees no GPU on worker {stage.worker!r}",
+            f"{name} is asked for, but torch sees no GPU on worker {where.worker!r}",
             advice="Check the driver and that torch is a CUDA build (python -c 'import torch; torch.cuda.init()')",
-            where=_at_stage(where, stage.index),
+            where=where,
         )
     return device
 
 
-def _optimizer_maker(
-    optimizer: Callable[..., Any], stage: int, where: Where
+def optimizer_maker(
+    optimizer: Callable[..., Any], where: Where
 ) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
     """Makes a stage's optimizer; what is wrong with it is told as the user's error."""
 
@@ -128,14 +130,12 @@ def _optimizer_maker(
         try:
             made = optimizer(parameters)
         except Exception as cause:
-            raise user_error(
-                ErrorCode.BUILD_FAILED, "making the optimizer", cause, where=_at_stage(where, stage)
-            ) from cause
+            raise user_error(ErrorCode.BUILD_FAILED, "making the optimizer", cause, where=where) from cause
         if not isinstance(made, torch.optim.Optimizer):
             raise PipesvcError(
                 ErrorCode.INVALID_JOB,
                 f"the optimizer is a {type(made).__name__}, not a torch.optim.Optimizer",
-                where=_at_stage(where, stage),
+                where=where,
             )
         return made
 

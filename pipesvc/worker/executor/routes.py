@@ -54,7 +54,7 @@ class Routes:
                 return (input_link(stage), label_link(self.num_stages))
             case ActionKind.FORWARD:
                 return (input_link(stage),)
-            case ActionKind.BACKWARD:
+            case ActionKind.BACKWARD | ActionKind.INPUT_BACKWARD:
                 return () if is_last else (gradient_link(stage),)
             case ActionKind.DECIDE:
                 return tuple(norm_link(other) for other in range(self.num_stages))

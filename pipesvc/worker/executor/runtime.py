@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pipesvc.core import choice, schedules
 from pipesvc.core.actions import Action, ActionKind
+from pipesvc.core.live import live_peaks
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.wire.links import Link
@@ -45,6 +46,8 @@ class Settings:
     num_stages: int
     schedule: str
     in_flight: int
+    # Of a schedule file; empty for a schedule by name.
+    schedule_text: str
     # 0: no clipping.
     clip_norm: float
     has_labels: bool
@@ -162,14 +165,9 @@ class Runtime:
             num_micro_batches=num_micro_batches,
             in_flight=settings.in_flight,
             clips=self._routes.clips,
+            text=settings.schedule_text,
         )
-        bounds = {
-            stage: schedules.in_flight_bound(
-                settings.schedule, stage, settings.num_stages, num_micro_batches, settings.in_flight
-            )
-            for stage in self._stages
-        }
-        self._step = _Step(issue=issue, pending=list(pending), bounds=bounds)
+        self._step = _Step(issue=issue, pending=list(pending), bounds=live_peaks(pending))
 
     def _save_if_due(self) -> None:
         """State is taken between two steps, so a request for a later step waits, one for an earlier step is a fault."""
@@ -228,9 +226,13 @@ class Runtime:
                 if stage.spec.is_last:
                     return _nothing
                 return partial(self._outbox.send, routes.input_link(action.stage + 1), number, micro_batch, output)
-            case ActionKind.BACKWARD, int(micro_batch):
+            case ActionKind.WEIGHT_BACKWARD, int(micro_batch):
+                stage.weight_backward(micro_batch)
+                return _nothing
+            case ActionKind.BACKWARD | ActionKind.INPUT_BACKWARD, int(micro_batch):
                 share = step.issue.shares[micro_batch]
-                gradients = stage.backward(number, micro_batch, parcels[0] if parcels else None, share)
+                run = stage.backward if action.kind is ActionKind.BACKWARD else stage.input_backward
+                gradients = run(number, micro_batch, parcels[0] if parcels else None, share)
                 if action.stage == 0:
                     return _nothing
                 link = routes.gradient_link(action.stage - 1)

@@ -78,11 +78,13 @@ class Stage:
         # An optimizer refuses an empty list, and a stage without parameters has nothing to update.
         self._optimizer = make_optimizer(self.trainable) if self.trainable else None
         self._live: dict[int, _Live] = {}
+        # Micro-batches between I and W, which count as alive.
+        self._half_done: set[int] = set()
         self._losses: dict[int, Tensor] = {}
 
     @property
     def num_live(self) -> int:
-        return len(self._live)
+        return len(self._live) + len(self._half_done)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Each parameter once, under its first name in the unsplit model's state dict."""
@@ -124,6 +126,17 @@ class Stage:
             where = Where(step=step, stage=self.spec.index, micro_batch=micro_batch)
             raise _failed("backward", cause, where) from cause
         return [None if leaf is None else leaf.grad for leaf in live.received]
+
+    def input_backward(
+        self, step: int, micro_batch: int, gradients: Parcel | None, share: float
+    ) -> list[Tensor | None]:
+        """The whole backward, for now: it is not split yet."""
+        self._half_done.add(micro_batch)
+        return self.backward(step, micro_batch, gradients, share)
+
+    def weight_backward(self, micro_batch: int) -> None:
+        """Nothing is left to compute; the micro-batch counts as alive until here, as it will when there is."""
+        self._half_done.remove(micro_batch)
 
     def parameter_norms(self) -> Tensor | None:
         return norms.parameter_norms(self.trainable)

@@ -15,7 +15,7 @@ after_import = sorted({"torch", "grpc", "asyncio", "numpy"} & set(sys.modules))
 pipesvc.Job, pipesvc.DataSource, pipesvc.Strategy, pipesvc.Optimizer, pipesvc.StreamSource
 after_job = sorted({"torch", "grpc"} & set(sys.modules))
 pipesvc.connect, pipesvc.LocalCluster, pipesvc.train, pipesvc.Run
-after_client = sorted({"torch"} & set(sys.modules))
+after_client = sorted({"torch", "numpy"} & set(sys.modules))
 print(json.dumps([import_s, after_import, after_job, after_client]))
 """
 

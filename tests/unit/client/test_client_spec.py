@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipesvc.client.job import DataSource, Job, Optimizer, Strategy, StreamSource
+from pipesvc.client.job import DataSource, Job, Optimizer, ScheduleFile, Strategy, StreamSource
 from pipesvc.client.spec import make_submission
 from pipesvc.rpc.v1 import job_pb2
 
@@ -67,7 +67,7 @@ def _full_job(user: object) -> Job:
 def test_every_field_of_the_message_is_filled(user: object) -> None:
     submission = make_submission(_full_job(user))
     spec = submission.spec
-    not_for_this_job = {"num_stages", "is_streamed", "double_buffer", "boundary_names"}
+    not_for_this_job = {"num_stages", "is_streamed", "double_buffer", "boundary_names", "schedule_text"}
     for message in (spec, spec.data, spec.strategy):
         for field in message.DESCRIPTOR.fields:
             if field.name not in not_for_this_job:
@@ -141,3 +141,16 @@ def test_a_job_of_installed_functions_needs_no_bundle() -> None:
     assert submission.bundle.data == b""
     assert submission.spec.bundle_sha256 == ""
     assert submission.spec.model.target == "torch.nn:Identity"
+
+
+def test_a_schedule_file_travels_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("0F0,0B0\n")
+    job = Job(
+        model=torch.nn.Identity,
+        optimizer=Optimizer(torch.optim.SGD, lr=0.1),
+        data=StreamSource([1], yields="batch"),
+        strategy=Strategy(schedule=ScheduleFile(path)),
+    )
+    strategy = make_submission(job).spec.strategy
+    assert (strategy.schedule, strategy.schedule_text) == ("file", "0F0,0B0\n")

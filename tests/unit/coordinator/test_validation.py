@@ -25,11 +25,23 @@ def without_source(job: job_pb2.JobSpec) -> None:
     job.data.ClearField("source")
 
 
+def with_schedule(name: str, text: str) -> Callable[[job_pb2.JobSpec], None]:
+    def spoil(job: job_pb2.JobSpec) -> None:
+        job.strategy.schedule, job.strategy.schedule_text = name, text
+
+    return spoil
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
         (lambda job: setattr(job.data, "batch_size", 1), "a batch of 1 rows cannot be cut into 2 micro-batches"),
         (lambda job: setattr(job.strategy, "schedule", "2F2B"), "choose one of naive, GPipe, 1F1B"),
+        (with_schedule("file", ""), "schedule file, the file: has no action"),
+        (with_schedule("file", "0F0,0B0"), "it has 1 micro-batches, and a step has micro_batches=2"),
+        (with_schedule("file", "0F0,0F1,0B1,0B0"), "row 1, column 4: 0B0 comes after 0B1: Micro-batches of a stage"),
+        (with_schedule("1F1B", "0F0,0B0"), "the schedule is '1F1B' and has the text of a file"),
+        (with_schedule("inference", ""), "choose one of naive, GPipe, 1F1B"),
         (lambda job: setattr(job.strategy, "micro_batches", 0), "micro_batches is 0"),
         (
             lambda job: (job.strategy.boundaries.append(1), job.strategy.boundary_names.append("a")),
@@ -63,6 +75,12 @@ def test_p09_a_job_that_cannot_run_is_refused_with_its_fault(
         check_submission("r", job, b"")
     assert caught.value.code == ErrorCode.INVALID_JOB
     assert said in str(caught.value)
+
+
+def test_a_job_with_a_schedule_file_passes() -> None:
+    job = make_job()
+    with_schedule("file", "0F0,0F1,0B0,0B1")(job)
+    check_submission("run-1", job, b"")
 
 
 def test_all_faults_are_said_at_once() -> None:

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipesvc.core.actions import PER_MICRO_BATCH, Action, ActionKind, awaited, backward, forward, parse
+from pipesvc.core.actions import (
+    PER_MICRO_BATCH,
+    Action,
+    ActionKind,
+    backward,
+    forward,
+    input_backward,
+    needs,
+    parse,
+    results,
+    weight_backward,
+)
 from pipesvc.errors import ErrorCode, PipesvcError
 
 INDICES = st.integers(0, 999_999_999)
@@ -23,14 +34,15 @@ def test_text_parses_back(action: Action) -> None:
     assert parse(str(action)) == action
 
 
-@given(st.text(alphabet="0123FBNDU -\n٣", max_size=6))
+@given(st.text(alphabet="0123FBIWNDU -\n٣", max_size=6))
 def test_parse_takes_only_what_str_writes(text: str) -> None:
     with contextlib.suppress(PipesvcError):
         assert str(parse(text)) == text
 
 
 def test_text_form() -> None:
-    assert [str(forward(0, 3)), str(backward(2, 11)), str(Action(2, ActionKind.UPDATE))] == ["0F3", "2B11", "2U"]
+    made = [forward(0, 3), backward(2, 11), input_backward(1, 0), weight_backward(1, 0), Action(2, ActionKind.UPDATE)]
+    assert list(map(str, made)) == ["0F3", "2B11", "1I0", "1W0", "2U"]
 
 
 @pytest.mark.parametrize(
@@ -61,16 +73,22 @@ def test_actions_sort_by_stage_kind_and_micro_batch() -> None:
     assert [str(action) for action in sorted(map(parse, texts))] == ["0B1", "0F2", "0F10", "0U", "1F0", "1U"]
 
 
-def _awaited(text: str, *, clips: bool = False) -> list[str]:
-    return [str(other) for other in awaited(parse(text), num_stages=3, num_micro_batches=2, clips=clips)]
+def _needs(text: str, *, clips: bool = False) -> list[str]:
+    needed = needs(parse(text), num_stages=3, num_micro_batches=2, clips=clips)
+    return [f"{kind.value} {stage}" + ("" if index is None else f".{index}") for stage, kind, index in needed]
 
 
-def test_what_each_action_awaits() -> None:
-    assert _awaited("0F1") == []
-    assert _awaited("1F1") == ["0F1"]
-    assert _awaited("2B1") == ["2F1"]
-    assert _awaited("1B0") == ["1F0", "2B0"]
-    assert _awaited("1U") == ["1B1"]
-    assert _awaited("1N", clips=True) == ["1B1"]
-    assert _awaited("0D", clips=True) == ["0N", "1N", "2N"]
-    assert _awaited("1U", clips=True) == ["0D"]
+def test_what_each_action_needs() -> None:
+    assert _needs("0F1") == []
+    assert _needs("1F1") == ["output 0.1"]
+    assert _needs("2B1") == ["output 2.1"]
+    assert _needs("1B0") == _needs("1I0") == ["output 1.0", "input gradient 2.0"]
+    assert _needs("1W0") == ["input gradient 1.0"]
+    assert _needs("1U") == ["weight gradient 1.0", "weight gradient 1.1"]
+    assert _needs("1N", clips=True) == ["weight gradient 1.0", "weight gradient 1.1"]
+    assert _needs("0D", clips=True) == ["norm 0", "norm 1", "norm 2"]
+    assert _needs("1U", clips=True) == ["scale 0"]
+
+
+def test_a_whole_backward_gives_what_its_two_parts_give() -> None:
+    assert {*results(parse("1B0"))} == {*results(parse("1I0")), *results(parse("1W0"))}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipesvc.core.actions import Action, ActionKind, awaited, parse
+from pipesvc.core.actions import Action, Result, needs, parse, results
 from pipesvc.core.choice import LOOK_AHEAD, choose
-from pipesvc.core.schedules import in_flight_bound, worker_actions
+from pipesvc.core.live import live_change, live_peaks
+from pipesvc.core.schedules import homes, worker_actions
 
 
 def _choose(
@@ -34,6 +37,16 @@ def _choose(
         ("0F0 1F0", "1F0", "1F0"),  # stages do not hold each other up
         ("0U 0F0", "0F0", None),  # the next step waits for the update
         ("0U 1F0", "1F0", "1F0"),
+        ("0F2 0I0", "0I0", "0I0"),
+        ("0F2 0I2", "0I2", None),
+        ("0W0 0I1", "0I1", "0I1"),  # others wait for an I
+        ("0I1 0W0", "0W0", "0W0"),  # a W fills the wait for a gradient
+        ("0I0 0W0", "0W0", None),  # but not that of its own micro-batch
+        ("0W0 0W1", "0W1", None),
+        ("0I0 0B1", "0B1", None),  # gradients are added in order, whole or split
+        ("0W0 0B1", "0B1", None),
+        ("0B0 0W1", "0W1", None),
+        ("0W0 0U", "0U", None),
         ("0F0", "", None),
         ("", "", None),
     ],
@@ -66,8 +79,9 @@ def test_readiness_is_asked_only_for_entries_that_may_run() -> None:
 
 @settings(deadline=None)
 @given(
-    schedule=st.sampled_from(["naive", "GPipe", "1F1B"]),
-    homes=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+    schedule=st.sampled_from(["naive", "GPipe", "1F1B", "ZBH1", "Interleaved1F1B", "ZBV"]),
+    homes_anywhere=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+    num_workers=st.integers(2, 3),
     num_micro_batches=st.integers(1, 6),
     in_flight=st.integers(0, 7),
     look_ahead=st.integers(1, 9),
@@ -76,7 +90,8 @@ def test_readiness_is_asked_only_for_entries_that_may_run() -> None:
 )
 def test_workers_that_go_in_any_order_always_reach_the_end(
     schedule: str,
-    homes: list[int],
+    homes_anywhere: list[int],
+    num_workers: int,
     num_micro_batches: int,
     in_flight: int,
     look_ahead: int,
@@ -84,28 +99,29 @@ def test_workers_that_go_in_any_order_always_reach_the_end(
     data: st.DataObject,
 ) -> None:
     """Whichever worker is given the next turn: as long as something is left, one of them may run."""
-    num_stages = len(homes)
+    places: Sequence[int] = homes_anywhere
+    if schedule in ("Interleaved1F1B", "ZBV"):
+        places = homes(schedule, num_stages=2 * num_workers, num_workers=num_workers)
+    num_stages = len(places)
     pending = [
         list(
             worker_actions(
                 schedule,
-                stages=[stage for stage, home in enumerate(homes) if home == worker],
+                stages=[stage for stage, home in enumerate(places) if home == worker],
                 num_stages=num_stages,
                 num_micro_batches=num_micro_batches,
-                in_flight=in_flight,
+                in_flight=in_flight if schedule == "1F1B" else 0,
                 clips=clips,
             )
         )
-        for worker in sorted(set(homes))
+        for worker in sorted(set(places))
     ]
-    bounds = {
-        stage: in_flight_bound(schedule, stage, num_stages, num_micro_batches, in_flight) for stage in range(num_stages)
-    }
-    done: set[Action] = set()
+    bounds = {stage: peak for actions in pending for stage, peak in live_peaks(actions).items()}
+    done: set[Result] = set()
     live = dict.fromkeys(range(num_stages), 0)
 
     def is_ready(action: Action) -> bool:
-        return done.issuperset(awaited(action, num_stages=num_stages, num_micro_batches=num_micro_batches, clips=clips))
+        return done.issuperset(needs(action, num_stages=num_stages, num_micro_batches=num_micro_batches, clips=clips))
 
     while any(pending):
         choices = [(actions, choose(actions, is_ready, live, bounds, look_ahead)) for actions in pending]
@@ -113,6 +129,6 @@ def test_workers_that_go_in_any_order_always_reach_the_end(
         assert able, f"stuck at {[str(actions[0]) for actions in pending if actions]}"
         actions, index = data.draw(st.sampled_from(able)) if len(able) > 1 else able[0]
         action = actions.pop(index)
-        done.add(action)
-        live[action.stage] += {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1}.get(action.kind, 0)
+        done.update(results(action))
+        live[action.stage] += live_change(action)
         assert live[action.stage] <= bounds[action.stage]

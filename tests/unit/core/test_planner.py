@@ -199,3 +199,60 @@ def test_the_peaks_of_a_plan_are_known_before_it_runs() -> None:
 def test_the_schedule_is_written_as_people_write_it() -> None:
     assert _plan(_layers(""), _workers(a=CPU), schedule="gpipe").schedule == "GPipe"
     assert _plan(_layers(""), _workers(a=CPU), in_flight=3).in_flight == 3
+
+
+ON_TWO = {"schedule": "Interleaved1F1B", "num_stages": 4}
+
+
+def _homes(plan: Plan) -> str:
+    return "".join(stage.worker for stage in plan.stages)
+
+
+@pytest.mark.parametrize(
+    ("workers", "changes", "wanted"),
+    [
+        ("ab", ON_TWO, "abab"),
+        ("abc", ON_TWO, "abab"),
+        ("abcd", {"schedule": "Interleaved1F1B"}, "abcdabcd"),
+        ("ab", {"schedule": "Interleaved1F1B", "boundaries": (1, 2, 3, 4, 5)}, "ababab"),
+        ("ab", {"schedule": "ZBV"}, "abba"),
+        ("abcd", {"schedule": "ZBV", "num_stages": 4}, "abba"),
+        ("ab", {**ON_TWO, "placement": {"stage:3": "a"}}, "baba"),
+        ("abc", {**ON_TWO, "placement": {"stage:0": "c", "stage:2": "c"}}, "caca"),
+        ("ab", {"schedule": "file", "schedule_text": "1F0,2F0,2B0,1B0\n0F0,0B0", "micro_batches": 1}, "abb"),
+        ("abc", {"schedule": "ZBH1"}, "abc"),
+        ("ab", {**ON_TWO, "is_pipelined": False}, "a"),
+        ("ab", {"schedule": "ZBV", "is_pipelined": False}, "a"),
+    ],
+)
+def test_stages_lie_where_the_schedule_wants_them(workers: str, changes: dict[str, Any], wanted: str) -> None:
+    plan = _plan(_layers(*[""] * 8), _workers(**dict.fromkeys(workers, CPU)), **changes)
+    assert _homes(plan) == wanted
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("marks", "changes", "said"),
+    [
+        (("", "", ""), {"schedule": "ZBV", "num_stages": 3}, "3 stages cannot be two on each worker"),
+        (("", "", ""), {"schedule": "Interleaved1F1B"}, "3 stages cannot be shared out evenly"),
+        (("cpu", "cpu:b"), {"schedule": "ZBV"}, "a worker holds stages [0] of 2, but with this schedule worker r"),
+        (("",) * 4, {**ON_TWO, "placement": {"stage:0": "a", "stage:2": "b"}}, "the schedule wants both on one worker"),
+        (("", ""), {"schedule": "file", "schedule_text": "0F0,0B0"}, "it has 1 micro-batches, and a step has"),
+        (("", ""), {"schedule": "file", "schedule_text": "0F0,0B0", "num_stages": 2, "micro_batches": 1}, "is for 1"),
+        (("", ""), {"schedule": "file", "schedule_text": "0F0,0B0", "micro_batches": 1, "in_flight": 2}, "in_flight=2"),
+    ],
+)
+def test_stages_that_do_not_fit_the_schedule_are_refused(marks: Any, changes: dict[str, Any], said: str) -> None:
+    error = _refusal(_layers(*marks), _workers(a=CPU, b=CPU), **changes)
+    assert said in str(error)
+    assert error.details.advice
+
+
+def test_stages_of_one_worker_wait_for_one_worker() -> None:
+    waiting = make_plan(_settings(**ON_TWO), _layers(*[""] * 4), _workers(a=CPU))
+    assert isinstance(waiting, MissingWorkers)
+    assert waiting.text == "1 of 2 workers, waiting for one more worker for 'stage:1'"
+    waiting = make_plan(_settings(schedule="ZBV", num_stages=6), _layers(*[""] * 6), _workers(a=CPU))
+    assert isinstance(waiting, MissingWorkers)
+    assert (waiting.num_have, waiting.num_need, len(waiting.missing)) == (1, 3, 2)

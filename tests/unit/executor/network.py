@@ -37,6 +37,7 @@ class Setup:
     make_optimizer: MakeOptimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
     schedule: str = "1F1B"
     in_flight: int = 0
+    schedule_text: str = ""
     clip_norm: float = 0.0
     check_finite: bool = False
     window: int = 2
@@ -88,6 +89,7 @@ class Cluster:
                 num_stages=setup.num_stages,
                 schedule=setup.schedule,
                 in_flight=setup.in_flight,
+                schedule_text=setup.schedule_text,
                 clip_norm=setup.clip_norm,
                 has_labels=has_labels,
             )

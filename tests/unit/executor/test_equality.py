@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from pipesvc.core.schedules import FILE, SCHEDULE_NAMES
+from tests import torch_tables
 from tests.unit.executor.network import (
     Batch,
+    Cluster,
     PlainRun,
     Setup,
     assert_equal_to,
@@ -54,7 +57,7 @@ def plain_run(num_micro_batches: int, optimizer: str, clip_norm: float) -> Plain
 
 @pytest.mark.parametrize("clip_norm", [0.0, 0.1])
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
-@pytest.mark.parametrize("schedule", ["naive", "GPipe", "1F1B"])
+@pytest.mark.parametrize("schedule", ["naive", "GPipe", "1F1B", "ZBH1"])
 @pytest.mark.parametrize("num_micro_batches", [1, 2, 4])
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
 def test_n26_n28_same_bits_as_one_process(
@@ -81,7 +84,7 @@ def test_n26_clipping_is_active() -> None:
 @pytest.mark.parametrize(
     "owners", [["a", "b", "a", "b"], ["a", "a", "a", "a"], ["a", "b", "b", "a"], ["a", "a", "b", "b"]]
 )
-@pytest.mark.parametrize("schedule", ["naive", "GPipe", "1F1B"])
+@pytest.mark.parametrize("schedule", ["naive", "GPipe", "1F1B", "ZBH1"])
 def test_several_stages_on_one_worker(owners: list[str], schedule: str) -> None:
     setup = Setup(
         make_layers=make_layers, cuts=(1, 2, 4), owners=owners, loss=cross_entropy, schedule=schedule, clip_norm=0.1
@@ -89,10 +92,74 @@ def test_several_stages_on_one_worker(owners: list[str], schedule: str) -> None:
     train_both(setup, make_batches(4))
 
 
-@pytest.mark.parametrize("schedule", ["naive", "GPipe", "1F1B"])
+HOMES = {"Interleaved1F1B": ["a", "b", "a", "b"], "ZBV": ["a", "b", "b", "a"]}
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 3, 8])
+@pytest.mark.parametrize("schedule", HOMES)
+def test_two_stages_on_each_worker_by_schedule(schedule: str, num_micro_batches: int) -> None:
+    setup = Setup(
+        make_layers=make_layers,
+        cuts=(1, 2, 4),
+        owners=HOMES[schedule],
+        loss=cross_entropy,
+        schedule=schedule,
+        clip_norm=0.1,
+    )
+    train_both(setup, make_batches(num_micro_batches))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
 def test_f10_window_of_one_parcel_completes(schedule: str) -> None:
-    setup = Setup(make_layers=make_layers, cuts=(1, 2, 4), loss=cross_entropy, schedule=schedule, window=1)
+    setup = Setup(
+        make_layers=make_layers,
+        cuts=(1, 2, 4),
+        owners=HOMES.get(schedule, ()),
+        loss=cross_entropy,
+        schedule=schedule,
+        window=1,
+    )
     train_both(setup, make_batches(8, num_steps=4))
+
+
+@pytest.mark.parametrize(
+    ("file", "owners"),
+    [("gpipe.csv", "abcd"), ("interleaved.csv", "abab"), ("zbv.csv", "abba"), ("zbv_comms.csv", "abba")],
+)
+def test_tables_of_torch_train_to_the_same_bits(file: str, owners: str) -> None:
+    """The last batch has three micro-batches of the four."""
+    setup = Setup(
+        make_layers=make_layers,
+        cuts=(1, 2, 4),
+        owners=list(owners),
+        loss=cross_entropy,
+        schedule=FILE,
+        schedule_text=torch_tables.text(file),
+        clip_norm=0.1,
+    )
+    train_both(setup, [*make_batches(4), *make_batches(3, num_rows=3, num_steps=1)])
+
+
+def test_n07_two_input_backwards_before_the_first_gradient_is_taken() -> None:
+    """Stage 1 gives both gradients before stage 0 runs; they arrive in order, and split is equal to whole."""
+    text = "0F0,0F1,0B0,0B1\n1F0,1F1,1I0,1I1,1W0,1W1\n"
+    setup = Setup(make_layers=make_layers, cuts=(2,), loss=cross_entropy, schedule=FILE, schedule_text=text)
+    cluster = train_both(setup, make_batches(2))
+    events = [event for trace in cluster.reported("trace") for event in trace.events if event.step == 1]
+    assert [f"{e.action}{e.micro_batch}" for e in events if e.stage == 1] == ["F0", "F1", "I0", "I1", "W0", "W1", "U0"]
+    assert [f"{e.action}{e.micro_batch}" for e in events if e.stage == 0] == ["F0", "F1", "B0", "B1", "U0"]
+
+
+def test_a_split_backward_counts_as_alive_until_its_w() -> None:
+    cluster = Cluster(Setup(make_layers=make_layers, loss=cross_entropy, schedule="ZBH1"), has_labels=True)
+    (stage,) = cluster.stages.values()
+    inputs, labels, _ = make_batches(1)[0]
+    cluster.issue(1, (inputs, labels, [1.0]))
+    counts = []
+    while cluster.runtimes["worker-0"].turn(0.0):
+        counts.append(stage.num_live)
+    cluster.close()
+    assert counts == [1, 1, 0, 0]  # F, I, W, U
 
 
 def test_more_in_flight_gives_the_same_bits() -> None:

@@ -37,6 +37,10 @@ def test_the_agent_imports_no_torch() -> None:
         ("name", ""),
         ("name", "a/b"),
         ("num_threads", -1),
+        ("memory", "lots"),
+        ("memory", "-1GiB"),
+        ("memory", "0"),
+        ("memory", "8 PiB"),
         ("coordinator_wait_s", float("nan")),
     ],
 )
@@ -46,6 +50,23 @@ def test_settings_are_checked_at_birth(name: str, value: object) -> None:
     with pytest.raises(PipesvcError) as caught:
         WorkerSettings(**{**good, name: value})  # type: ignore[arg-type]
     assert caught.value.code is ErrorCode.INVALID_JOB
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("", 0),
+        ("1000", 1000),
+        ("512MiB", 512 << 20),
+        ("8GiB", 8 << 30),
+        ("8g", 8 << 30),
+        ("1.5K", 1536),
+        ("2T", 2 << 40),
+    ],
+)
+def test_memory_is_said_in_bytes_or_with_a_unit(text: str, num_bytes: int) -> None:
+    settings = WorkerSettings(coordinator="127.0.0.1:7700", name="a", memory=text)
+    assert settings.memory_limit_bytes == num_bytes
 
 
 def test_devices_are_those_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.net.addresses import Address, parse
-from pipesvc.worker import registration
+from pipesvc.worker import identity, registration
 from pipesvc.worker.registration import Registration, check_listen
 from pipesvc.worker.settings import WorkerSettings
 
@@ -103,3 +103,12 @@ def test_listening_at_a_name_that_is_loopback_here_is_refused(coordinator: str, 
 )
 def test_other_listeners_are_not(listen: str, coordinator: str) -> None:
     check_listen(WorkerSettings(coordinator=coordinator, name="w", listen=listen, is_insecure=True))
+
+
+@pytest.mark.parametrize(("memory", "limit_bytes"), [("", 0), ("1MiB", 1 << 20), ("1000T", 1000 << 40)])
+def test_memory_is_the_hosts_and_at_most_what_was_said(memory: str, limit_bytes: int) -> None:
+    settings = WorkerSettings(coordinator=COORDINATOR, name="w", memory=memory)
+    message = Registration(settings, ("cpu",), parse("192.0.2.7:5"), print).message()
+    assert message.memory_limit_bytes == limit_bytes
+    host_bytes = identity.memory_bytes()
+    assert message.memory_bytes == (1 << 20 if memory == "1MiB" else host_bytes)

@@ -1,0 +1,34 @@
+"""What the commands that talk to a coordinator share: their options, and the client that they make of them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from pipesvc.client.connection import Client
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:7700"
+COORDINATOR_VARIABLE: Final = "PIPESVC_COORDINATOR"
+
+Coordinator = Annotated[
+    str,
+    typer.Option("--coordinator", envvar=COORDINATOR_VARIABLE, metavar="HOST:PORT", help="The coordinator's address."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file", metavar="FILE", help="The coordinator's token, if it runs as another user or elsewhere."
+    ),
+]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
+JobName = Annotated[str, typer.Argument(metavar="PATH:NAME", help="As in examples/char_lm.py:job.")]
+
+
+def connect(address: str, token_file: Path | None) -> AbstractContextManager[Client]:
+    from pipesvc.client.command import connected
+
+    return connected(address, token_file)

@@ -1,0 +1,53 @@
+"""The command `pipesvc plan`: what a job will cost on the workers that are there, before it runs."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipesvc.cli_options import DEFAULT_ADDRESS, Coordinator, JobName, TokenFile, connect
+
+
+def plan(
+    job: JobName,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of a table.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write a plan file, to edit and submit.")
+    ] = None,
+    gantt: Annotated[bool, typer.Option("--gantt", help="Draw the simulated step.")] = False,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw it as an image.")] = None,
+    compare: Annotated[
+        str, typer.Option("--compare", metavar="RUN", help="Print what was predicted for this run beside what it did.")
+    ] = "",
+    coordinator: Coordinator = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+) -> None:
+    """Print which worker gets which layers, how long a step will take, and what memory that needs.
+
+    Layers, devices and links are measured first if they are not known yet.
+    """
+    from pipesvc.client import plan_view
+    from pipesvc.client.gantt import gantt_text
+    from pipesvc.client.gantt_svg import gantt_svg
+    from pipesvc.client.loading import load_job
+    from pipesvc.client.plan_file import plan_file_text
+    from pipesvc.client.profiling import ProfileLines
+
+    loaded = load_job(job)
+    with connect(coordinator, token_file) as client:
+        if compare:
+            print(plan_view.comparison_text(client.compare(loaded, compare)))
+            return
+        planned = client.plan(loaded, on_event=ProfileLines(sys.stderr))
+    report = planned.report
+    print(report.to_json() if as_json else plan_view.plan_text(report))
+    if gantt:
+        print(gantt_text(planned.rows, planned.evaluated.step.spans, width=shutil.get_terminal_size().columns))
+    if svg is not None:
+        svg.write_text(gantt_svg(planned.rows, planned.evaluated.step.spans, title=plan_view.title(report)))
+    if out is not None:
+        out.write_text(plan_file_text(planned.strategy, report))

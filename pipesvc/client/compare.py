@@ -1,0 +1,156 @@
+"""What was predicted beside what a run did: per stage, per link, and for the step.
+
+A prediction that nobody checks is believed until it misleads. Both sides are brought into one form first: the
+simulated spans are one step, the trace is many, and the same medians are taken of both. Times of one stage are
+compared on that stage's own clock, so clocks of different hosts need not agree. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any, Final, Literal
+
+from pipesvc.client.gantt import KIND_NAMES
+from pipesvc.core.actions import Action, ActionKind
+from pipesvc.core.plan_report import PlanReport, StageReport
+from pipesvc.core.timeline import Simulation, Span
+from pipesvc.errors import ErrorCode, PipesvcError
+
+# The first steps of a run also make buffers and warm caches.
+NUM_WARM_UP: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One number, predicted and measured; None where there is none."""
+
+    where: str
+    what: str
+    predicted: float | None
+    measured: float | None
+    unit: Literal["s", "bytes", "part"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """What was seen of steps, simulated or real."""
+
+    step_s: float
+    action_s: Mapping[tuple[int, ActionKind], float]  # median, per stage and kind
+    idle: Mapping[int, float]  # the part of the step in which the stage does nothing
+
+
+def compare(
+    report: PlanReport,
+    simulation: Simulation,
+    *,
+    trace: Sequence[Mapping[str, Any]],
+    links: Sequence[Mapping[str, Any]],
+    num_steps: int,
+) -> list[Line]:
+    """`trace`, `links` and the committed `num_steps` are those of a run with the plan of `report`.
+
+    Raises INVALID_PLAN if the trace has no whole step.
+    """
+    predicted = _observed([simulation.spans], [simulation.step_s])
+    measured = observed_in(trace)
+    lines = [
+        Line(where="step", what="time", predicted=predicted.step_s, measured=measured.step_s, unit="s"),
+    ]
+    for stage in report.stages:
+        lines += _stage_lines(stage, predicted, measured)
+    return [*lines, *_link_lines(report, links, num_steps)]
+
+
+def observed_in(trace: Sequence[Mapping[str, Any]]) -> Observed:
+    """The medians of a run's trace, without its first steps if there are enough others.
+
+    A step lasts from stage 0's last action of the step before to that of its own.
+    """
+    steps: dict[int, list[Span]] = defaultdict(list)
+    for event in trace:
+        if (span := _span_of(event)) is not None:
+            steps[event["step"]].append(span)
+    if not steps:
+        raise PipesvcError(
+            ErrorCode.INVALID_PLAN,
+            "the run's trace has no step",
+            advice="Compare with a run that has trained some steps.",
+        )
+    numbers = sorted(steps)
+    ends = {number: _end_s(steps[number]) for number in numbers}
+    periods = {after: ends[after] - ends[before] for before, after in pairwise(numbers) if after == before + 1}
+    kept = [number for number in periods if number > NUM_WARM_UP] or list(periods)
+    if not kept:  # one step alone
+        kept = numbers[-1:]
+        periods = {kept[0]: ends[kept[0]] - min(span.start_s for span in steps[kept[0]] if span.action.stage == 0)}
+    return _observed([steps[number] for number in kept], [periods[number] for number in kept])
+
+
+def _span_of(event: Mapping[str, Any]) -> Span | None:
+    """None for what a feeder does."""
+    if event["stage"] < 0:
+        return None
+    kind = ActionKind(event["action"])
+    is_per_step = kind in (ActionKind.NORM, ActionKind.DECIDE, ActionKind.UPDATE)
+    action = Action(event["stage"], kind, None if is_per_step else event["micro_batch"])
+    return Span(action, event["start_unix_ns"] / 1e9, event["end_unix_ns"] / 1e9)
+
+
+def _end_s(spans: Iterable[Span]) -> float:
+    return max(span.end_s for span in spans if span.action.stage == 0)
+
+
+def _observed(steps: Sequence[Sequence[Span]], step_s: Sequence[float]) -> Observed:
+    lasted: dict[tuple[int, ActionKind], list[float]] = defaultdict(list)
+    idle: dict[int, list[float]] = defaultdict(list)
+    for spans, period_s in zip(steps, step_s, strict=True):
+        busy_s: dict[int, float] = defaultdict(float)
+        for span in spans:
+            lasted[span.action.stage, span.action.kind].append(span.end_s - span.start_s)
+            busy_s[span.action.stage] += span.end_s - span.start_s
+        for stage, seconds in busy_s.items():
+            idle[stage].append(1 - seconds / period_s if period_s else 0.0)
+    return Observed(
+        step_s=median(step_s),
+        action_s={key: median(values) for key, values in lasted.items()},
+        idle={stage: median(values) for stage, values in idle.items()},
+    )
+
+
+def _stage_lines(stage: StageReport, predicted: Observed, measured: Observed) -> Iterator[Line]:
+    where = f"stage {stage.index} on {stage.worker}/{stage.device}"
+    for kind, name in KIND_NAMES.items():
+        times = [seen.action_s.get((stage.index, kind)) for seen in (predicted, measured)]
+        if times != [None, None]:
+            yield Line(where=where, what=name, predicted=times[0], measured=times[1], unit="s")
+    yield Line(
+        where=where,
+        what="idle",
+        predicted=predicted.idle.get(stage.index),
+        measured=measured.idle.get(stage.index),
+        unit="part",
+    )
+
+
+def _link_lines(report: PlanReport, links: Sequence[Mapping[str, Any]], num_steps: int) -> Iterator[Line]:
+    """Bytes of tensors in a step. What no plan speaks of, such as labels, has no prediction."""
+    predicted: dict[str, float] = {}
+    for stage in report.stages:
+        if stage.output_bytes:
+            predicted[f"{stage.index}>{stage.index + 1}/activation"] = stage.output_bytes * report.micro_batches
+        if stage.gradient_bytes:
+            predicted[f"{stage.index + 1}>{stage.index}/gradient"] = stage.gradient_bytes * report.micro_batches
+    measured = {link["link"]: link["tensor_bytes"] / num_steps for link in links} if num_steps else {}
+    for link in dict.fromkeys([*predicted, *sorted(measured)]):
+        yield Line(
+            where=f"link {link}",
+            what="bytes",
+            predicted=predicted.get(link),
+            measured=measured.get(link),
+            unit="bytes",
+        )

@@ -1,0 +1,195 @@
+"""From a job, its costs and the workers to a plan with its report: all that `pipesvc plan` shows and `submit` needs.
+
+What comes out is a strategy that could have been written by hand, and its plan is made by the coordinator's own
+function, so what is shown is what will run. What the strategy leaves open is searched for, and the simulator has the
+last word. No I/O, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pipesvc.client.gantt import Row
+from pipesvc.client.job import Job, Strategy
+from pipesvc.client.plan_cuts import cuts_of, settings_of
+from pipesvc.core.costs import Costs
+from pipesvc.core.memory import check_memory
+from pipesvc.core.partition_methods import layer_infos
+from pipesvc.core.placement import MissingWorkers
+from pipesvc.core.plan import Plan, WorkerInfo
+from pipesvc.core.plan_report import PlanReport, make_report
+from pipesvc.core.planner import make_plan
+from pipesvc.core.schedule_search import Candidate, choose_schedule, evaluate, seconds_text
+from pipesvc.core.stage_costs import StageCost, stage_costs
+from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.rpc.v1 import run_pb2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crew:
+    """The workers that a plan may use."""
+
+    workers: tuple[WorkerInfo, ...]
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A plan, the strategy that gives it, and what it is expected to cost."""
+
+    plan: Plan
+    strategy: Strategy
+    report: PlanReport
+    evaluated: Candidate
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The workers in the order of their first stage, to draw the simulation."""
+        return tuple(
+            Row(name=worker, stages=tuple(stage.index for stage in self.plan.stages_of(worker)))
+            for worker in self.plan.workers
+        )
+
+
+def crew_of(status: run_pb2.GetStatusResponse) -> Crew:
+    """The registered workers that take new work, in the order of their registration."""
+    found = [worker.registration for worker in status.workers if not worker.is_draining]
+    return Crew(
+        workers=tuple(
+            WorkerInfo(
+                name=each.name,
+                host=each.host,
+                boot_id=each.boot_id,
+                devices=tuple(each.devices),
+                num_cores=each.num_cores,
+                num_threads=each.num_threads,
+                memory_bytes=each.memory_bytes,
+            )
+            for each in found
+        ),
+        fingerprints={each.name: each.fingerprint for each in found},
+    )
+
+
+def plan_job(job: Job, costs: Costs, crew: Crew) -> Planned:
+    """The plan that the job's strategy asks for; what it leaves open is found by simulation with these costs.
+
+    Raises what partitioner and planner refuse, MISSING_WORKER where the workers do not suffice, and INVALID_PLAN with
+    the sum where a device would have to hold more than it may.
+    """
+    workers = [worker for worker in crew.workers if any(device.worker == worker.name for device in costs.devices)]
+    names = {worker.name for worker in workers}
+    usable = replace(costs, devices=tuple(device for device in costs.devices if device.worker in names))
+    tried, refusals = [], []
+    for strategy in cuts_of(job.strategy, usable):
+        try:
+            tried.append(_planned(replace(job, strategy=strategy), usable, workers, crew.fingerprints))
+        except PipesvcError as error:
+            refusals.append(error)
+    if not tried:
+        raise refusals[0]
+    best, *others = sorted(tried, key=lambda planned: planned.report.step_s)
+    if not isinstance(job.strategy.boundaries, str):
+        return best
+    reason = f"Layers by {job.strategy.boundaries!r}: {_layers_text(best.report)}."
+    lost = [_lost_text(other.report, best.report) for other in others]
+    runner_up = " ".join(filter(None, [best.report.runner_up, *lost]))
+    return replace(best, report=replace(best.report, reasons=(*best.report.reasons, reason), runner_up=runner_up))
+
+
+def predict(plan: Plan, job: Job, costs: Costs, fingerprints: Mapping[str, str]) -> Planned:
+    """What these costs let expect of a plan, whoever made it and whether it fits or not."""
+    stages = _stages(plan, costs)
+    evaluated = evaluate(
+        plan.schedule,
+        stages,
+        num_micro_batches=plan.micro_batches,
+        in_flight=plan.in_flight,
+        clips=job.clip_norm is not None,
+        text=plan.schedule_text,
+        link=costs.link,
+    )
+    return Planned(
+        plan=plan,
+        strategy=strategy_of(plan, job.strategy),
+        report=make_report(plan, costs, stages, evaluated, fingerprints=fingerprints),
+        evaluated=evaluated,
+    )
+
+
+def strategy_of(plan: Plan, asked: Strategy) -> Strategy:
+    """The strategy that gives exactly this plan again; `asked` is the one it was made for."""
+    is_marked = any(stage.label != f"stage:{stage.index}" for stage in plan.stages)
+    is_cut = asked.pipeline and not is_marked
+    return Strategy(
+        pipeline=asked.pipeline,
+        micro_batches=plan.micro_batches,
+        schedule=plan.schedule if asked.has_open_schedule else asked.schedule,
+        num_stages=1 if is_cut and plan.num_stages == 1 else None,
+        boundaries=tuple(stage.layer_names[0] for stage in plan.stages[1:]) if is_cut else (),
+        placement={stage.label: f"{stage.worker}/{stage.device}" for stage in plan.stages},
+        allow_cpu_for_gpu=asked.allow_cpu_for_gpu,
+        in_flight=plan.in_flight or None,
+    )
+
+
+def _planned(job: Job, costs: Costs, workers: Sequence[WorkerInfo], fingerprints: Mapping[str, str]) -> Planned:
+    """The plan of a strategy whose cut is given; refuses one that does not fit."""
+    asked = job.strategy
+    reasons: tuple[str, ...] = ()
+    runner_up = ""
+    if asked.has_open_schedule:
+        stages = _stages(_plan(replace(asked, schedule="1F1B"), costs, workers), costs)
+        choice = choose_schedule(
+            stages, num_micro_batches=asked.micro_batches, clips=job.clip_norm is not None, link=costs.link
+        )
+        asked = replace(asked, schedule=choice.best.schedule, in_flight=choice.best.in_flight or None)
+        praise, runner_up = choice.reason
+        reasons = (praise,)
+    plan = _plan(asked, costs, workers)
+    planned = predict(plan, job, costs, fingerprints)
+    check_memory(_stages(plan, costs), planned.evaluated.memory)
+    return replace(planned, report=replace(planned.report, reasons=reasons, runner_up=runner_up))
+
+
+def _plan(strategy: Strategy, costs: Costs, workers: Sequence[WorkerInfo]) -> Plan:
+    """As the coordinator would make it."""
+    plan = make_plan(settings_of(strategy), layer_infos(costs.layers), workers)
+    if isinstance(plan, MissingWorkers):
+        raise PipesvcError(ErrorCode.MISSING_WORKER, f"the plan has {plan.text}", advice="Start them, then plan again.")
+    return plan
+
+
+def _stages(plan: Plan, costs: Costs) -> tuple[StageCost, ...]:
+    """What the plan's stages cost; a plan of other layers, or of a device that was not measured, is refused."""
+    held = [name for stage in plan.stages for name in stage.layer_names]
+    if held != [layer.name for layer in costs.layers]:
+        raise PipesvcError(
+            ErrorCode.INVALID_PLAN,
+            f"the plan has {len(held)} layers, which are not the job's {len(costs.layers)}",
+            advice="Name the job that the plan was made for.",
+        )
+    indices = {(device.worker, device.device): index for index, device in enumerate(costs.devices)}
+    unknown = [stage for stage in plan.stages if (stage.worker, stage.device) not in indices]
+    if unknown:
+        measured = ", ".join(f"{worker}/{device}" for worker, device in indices)
+        raise PipesvcError(
+            ErrorCode.INVALID_PLAN,
+            f"stage {unknown[0].index} is placed on {unknown[0].worker}/{unknown[0].device}, which was not measured",
+            advice=f"There are costs for {measured or 'no device'}.",
+        )
+    return stage_costs(
+        costs,
+        boundaries=[stage.first_layer for stage in plan.stages[1:]],
+        devices=[indices[stage.worker, stage.device] for stage in plan.stages],
+    )
+
+
+def _lost_text(report: PlanReport, best: PlanReport) -> str:
+    more = f", {100 * (report.step_s / best.step_s - 1):.0f} % more" if best.step_s else ""
+    return f"Layers {_layers_text(report)} would take {seconds_text(report.step_s)}{more}."
+
+
+def _layers_text(report: PlanReport) -> str:
+    return ", ".join(f"{stage.num_layers} on {stage.place}" for stage in report.stages)

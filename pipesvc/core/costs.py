@@ -1,0 +1,72 @@
+"""What layers, devices and links cost, measured or estimated: the input of partitioner, simulator and choice.
+
+Units are seconds and bytes; rows are those of one micro-batch. Apart from the plan, because costs are known before
+there is one, and the same costs are asked about many plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerCost:
+    """What one layer needs wherever it is. Bytes per micro-batch where nothing else is said."""
+
+    name: str
+    type: str = ""
+    mark: str = ""  # the device_guard label, empty if unmarked
+    parameter_bytes: int = 0  # once
+    gradient_bytes: int = 0  # once; 0 where nothing is trained
+    optimizer_bytes: int = 0  # once: the optimizer's state
+    buffer_bytes: int = 0  # once
+    activation_bytes: int = 0  # kept from forward to backward
+    output_bytes: int = 0  # crosses the link if a boundary follows
+    output_gradient_bytes: int = 0  # crosses it backwards
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTimes:
+    """How long each layer takes on one kind of device: one entry per layer."""
+
+    forward_s: tuple[float, ...]  # one micro-batch
+    backward_s: tuple[float, ...]  # one micro-batch: inputs and weights together
+    update_s: tuple[float, ...]  # once a step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceCost:
+    """One place for a stage. Devices of equal `times` and memory are the same to a planner."""
+
+    worker: str
+    device: str  # torch's name on that worker: "cpu", "cuda:0"
+    times: LayerTimes
+    memory_bytes: int = 0  # 0: not limited
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkCost:
+    """The way from one worker to another."""
+
+    latency_s: float = 0.0
+    bytes_per_s: float = float("inf")
+
+    def hop_s(self, num_bytes: int) -> float:
+        """How long a parcel of so many bytes takes from its sender's end of compute to its reader."""
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """All that a planner is told. A pair of workers without an entry in `links` has `default_link`."""
+
+    layers: tuple[LayerCost, ...]
+    devices: tuple[DeviceCost, ...]
+    links: Mapping[tuple[str, str], LinkCost] = field(default_factory=dict)
+    default_link: LinkCost = field(default_factory=LinkCost)
+    micro_batch_rows: int = 0  # of the micro-batch that was measured; 0: not measured
+
+    def link(self, sender: str, receiver: str) -> LinkCost:
+        """Within one worker nothing is sent."""
+        return LinkCost() if sender == receiver else self.links.get((sender, receiver), self.default_link)

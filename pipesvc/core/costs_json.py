@@ -1,0 +1,106 @@
+"""Costs as text: what a profile prints, keeps on the disk and sends, and what a planner is given back.
+
+Measured costs are kept for weeks and may be edited by people, so what is read is checked field by field, and anything
+else than `to_json` writes is refused by the name of the field. JSON has no infinity: a link without a bound has a
+bandwidth of null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
+from pipesvc.errors import ErrorCode, PipesvcError
+
+T = TypeVar("T", Costs, DeviceCost, LayerCost, LayerTimes, LinkCost)
+
+
+def to_json(costs: Costs, *, indent: int | None = None) -> str:
+    """The same text for equal costs; one line without `indent`."""
+    links = [
+        {"sender": sender, "receiver": receiver, **_raw_link(link)}
+        for (sender, receiver), link in sorted(costs.links.items())
+    ]
+    raw = {
+        "layers": [asdict(layer) for layer in costs.layers],
+        "devices": [asdict(device) for device in costs.devices],
+        "links": links,
+        "default_link": _raw_link(costs.default_link),
+        "micro_batch_rows": costs.micro_batch_rows,
+    }
+    separators = (",", ":") if indent is None else None
+    return json.dumps(raw, sort_keys=True, separators=separators, indent=indent, allow_nan=False)
+
+
+def from_json(text: str) -> Costs:
+    """The costs that `to_json` wrote; INVALID_PLAN names the field that is not as it should be."""
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _malformed(f"is not JSON: {error}") from None
+    costs = _read(Costs, raw)
+    for device in costs.devices:
+        for name, values in asdict(device.times).items():
+            if len(values) != len(costs.layers):
+                place = f"{name} of {device.worker}/{device.device}"
+                raise _malformed(f"has {len(values)} values in {place} and {len(costs.layers)} layers")
+    return costs
+
+
+def _raw_link(link: LinkCost) -> dict[str, float | None]:
+    bandwidth = link.bytes_per_s
+    return {"latency_s": link.latency_s, "bytes_per_s": None if math.isinf(bandwidth) else bandwidth}
+
+
+def _read(kind: type[T], raw: object) -> T:
+    """A value of this kind: all its fields are there, none more, each of its type."""
+    if not isinstance(raw, dict):
+        raise _malformed(f"has no object for a {kind.__name__}")
+    names = {item.name for item in fields(kind)}
+    if raw.keys() != names:
+        differing = ", ".join(sorted(str(name) for name in raw.keys() ^ names))
+        raise _malformed(f"differs from a {kind.__name__} in {differing}")
+    hints = get_type_hints(kind)
+    return kind(**{name: _value(hints[name], value, f"{name} of a {kind.__name__}") for name, value in raw.items()})
+
+
+def _value(hint: Any, raw: object, place: str) -> Any:
+    is_whole = type(raw) is int and raw >= 0
+    if hint is str and isinstance(raw, str):
+        return raw
+    if hint is int and is_whole:
+        return raw
+    if hint is float:
+        is_bandwidth = place.startswith("bytes_per_s")
+        if raw is None and is_bandwidth:
+            return math.inf
+        if (is_whole or (isinstance(raw, float) and math.isfinite(raw) and raw >= 0)) and not (
+            is_bandwidth and not raw
+        ):
+            return float(raw)  # type: ignore[arg-type]
+    if hint in (LayerTimes, LinkCost):
+        return _read(hint, raw)
+    if isinstance(raw, list):
+        if get_origin(hint) is tuple:
+            item = get_args(hint)[0]
+            return tuple(_value(float, each, place) if item is float else _read(item, each) for each in raw)
+        if get_origin(hint) is Mapping:
+            return dict(_link(each) for each in raw)
+    raise _malformed(f"has a wrong value for {place}: {raw!r}")
+
+
+def _link(raw: object) -> tuple[tuple[str, str], LinkCost]:
+    if not isinstance(raw, dict) or not {"sender", "receiver"} <= raw.keys():
+        raise _malformed("has a link without sender or receiver")
+    rest = dict(raw)
+    sender = _value(str, rest.pop("sender"), "the sender of a link")
+    receiver = _value(str, rest.pop("receiver"), "the receiver of a link")
+    return (sender, receiver), _read(LinkCost, rest)
+
+
+def _malformed(what: str) -> PipesvcError:
+    return PipesvcError(ErrorCode.INVALID_PLAN, f"the text of costs {what}")

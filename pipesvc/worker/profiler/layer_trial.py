@@ -1,0 +1,171 @@
+"""One layer, run as a stage of its own: how long it computes, and what it keeps.
+
+The layer goes through the very `Stage` that a run uses, so that seeding, boundaries and errors are those of a run.
+Nothing that is measured may depend on what the measuring does to the numbers: the optimizer's learning rate is 0, so
+that weights stay as they were built over hundreds of updates, and each forward gets a copy of its input, so that a
+layer that works in place finds what it found before. A layer's own output serves as the gradient that comes back.
+
+Seconds are medians over repeats after one rehearsal, on the device's own clock edge (a GPU is waited for).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from pipesvc.worker.data_trial import parcel_of
+from pipesvc.worker.executor.inbox import Parcel
+from pipesvc.worker.executor.stage import Stage, StageSpec
+from pipesvc.worker.profiler import kept_bytes
+
+# Repeats go on for so long: a pause of the host, of some milliseconds, is then no median.
+PASSES_WINDOW_S: Final = 0.1
+UPDATES_WINDOW_S: Final = 0.02
+NUM_REPEATS: Final = 5
+_STEP: Final = 1
+
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTrial:
+    """What was found. `carried` are the output's storages that a layer before or this one has counted as kept."""
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    input_gradient_bytes: int
+    output: Parcel
+    carried: frozenset[int]
+
+
+def try_layer(
+    spec: StageSpec,
+    layer: tuple[str, nn.Module],
+    make_optimizer: MakeOptimizer,
+    inputs: Parcel,
+    labels: Parcel | None,
+    *,
+    carried: frozenset[int],
+    num_micro_batches: int,
+    budget_s: float,
+) -> LayerTrial:
+    """Measure within about `budget_s`, or with one repeat where that takes longer.
+
+    `carried` is that of the layer before: a tensor between two layers that both keep it counts for the first one. What
+    a stage receives from another host, and its output, are held too; their bytes are known and not counted here.
+    """
+    made: list[torch.optim.Optimizer] = []
+
+    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = make_optimizer(parameters)
+        for group in optimizer.param_groups:
+            if isinstance(group.get("lr"), float | int | Tensor):
+                group["lr"] = group["lr"] * 0.0
+        made.append(optimizer)
+        return optimizer
+
+    stage = Stage(spec, (layer,), make)
+    fresh = _copied(inputs)
+    with kept_bytes.watching_saves(layer[1]) as saved:
+        output = _detached(stage.forward(_STEP, 0, inputs, labels))
+    gradients = None if spec.is_last else _as_gradients(output)
+    received = stage.backward(_STEP, 0, gradients, 1.0)
+    gradient_bytes = kept_bytes.gradient_bytes(stage.trainable, num_micro_batches)
+    update_s = _time_updates(stage, budget_s / 5)
+    forward_s, backward_s = _time_passes(stage, fresh, labels, gradients, num_micro_batches, budget_s)
+    kept = saved.keys() | carried
+    return LayerTrial(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        update_s=update_s,
+        gradient_bytes=gradient_bytes,
+        optimizer_bytes=kept_bytes.optimizer_bytes(made[0] if made else None),
+        activation_bytes=sum(size for storage, size in saved.items() if storage not in carried),
+        input_gradient_bytes=kept_bytes.num_bytes(received),
+        output=output,
+        carried=frozenset(kept & {kept_bytes.storage_of(leaf) for leaf in output.leaves if leaf is not None}),
+    )
+
+
+def _time_updates(stage: Stage, budget_s: float) -> float:
+    """With the gradients that are there, which are gone afterwards."""
+    gradients = [each.grad for each in stage.trainable]
+
+    def update() -> tuple[float]:
+        for parameter, gradient in zip(stage.trainable, gradients, strict=True):
+            parameter.grad = gradient
+        begin_s = _now_s(stage.spec.device)
+        stage.update(_STEP, None)
+        return (_now_s(stage.spec.device) - begin_s,)
+
+    update()  # makes the optimizer's state
+    return _medians(update, UPDATES_WINDOW_S, budget_s)[0]
+
+
+def _time_passes(
+    stage: Stage,
+    inputs: Parcel,
+    labels: Parcel | None,
+    gradients: Parcel | None,
+    num_micro_batches: int,
+    budget_s: float,
+) -> tuple[float, float]:
+    """Forward and backward; gradients add up over the micro-batches of a step, as they will."""
+    device, num_passes = stage.spec.device, 0
+
+    def both() -> tuple[float, float]:
+        nonlocal num_passes
+        if num_passes % num_micro_batches == 0:
+            for each in stage.trainable:
+                each.grad = None
+        num_passes += 1
+        given = _copied(inputs)
+        begin_s = _now_s(device)
+        stage.forward(_STEP, 0, given, labels)
+        middle_s = _now_s(device)
+        stage.backward(_STEP, 0, gradients, 1.0)
+        return middle_s - begin_s, _now_s(device) - middle_s
+
+    forward_s, backward_s = _medians(both, PASSES_WINDOW_S, budget_s)
+    return forward_s, backward_s
+
+
+def _medians(measure: Callable[[], Sequence[float]], window_s: float, budget_s: float) -> list[float]:
+    """Of each of the numbers that `measure` gives, over repeats for the window, or until the budget is spent."""
+    begin_s, found = time.perf_counter(), []
+    while True:
+        found.append(measure())
+        spent_s = time.perf_counter() - begin_s
+        if spent_s >= budget_s or (spent_s >= window_s and len(found) >= NUM_REPEATS):
+            return [statistics.median(column) for column in zip(*found, strict=True)]
+
+
+def _now_s(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _copied(parcel: Parcel) -> Parcel:
+    return replace(parcel, leaves=tuple(None if each is None else each.clone() for each in parcel.leaves))
+
+
+def _detached(value: Any) -> Parcel:
+    """What the next layer gets; the last one's value is None, a tree without tensors."""
+    parcel = parcel_of(value)
+    return replace(parcel, leaves=tuple(None if each is None else each.detach() for each in parcel.leaves))
+
+
+def _as_gradients(output: Parcel) -> Parcel:
+    pairs = zip(output.leaves, output.requires_grad, strict=True)
+    return replace(output, leaves=tuple(leaf.clone() if leaf is not None and wants else None for leaf, wants in pairs))

@@ -1,0 +1,208 @@
+"""The life of a profiler: its worker's devices one after the other, then the links as the coordinator asks.
+
+One process for all devices of a worker, as an executor is one. Layers are built exactly as a run builds them, in
+groups that a small host can hold: building draws the whole model's numbers each time, so layer by layer it would take
+hours for a large model, and all at once it would need the memory of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from pipesvc.core.plan import LayerInfo
+from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.model import malloc, skeleton
+from pipesvc.rpc.v1 import job_pb2, local_pb2
+from pipesvc.worker import calls
+from pipesvc.worker.data_trial import first_batch, parcel_of
+from pipesvc.worker.executor.inbox import Parcel
+from pipesvc.worker.executor.main import device_of, optimizer_maker
+from pipesvc.worker.executor.stage import StageSpec
+from pipesvc.worker.feeder.batches import CutBatch
+from pipesvc.worker.inspector import is_one_stage
+from pipesvc.worker.port_like import PortLike
+from pipesvc.worker.profiler import kept_bytes
+from pipesvc.worker.profiler.layer_trial import LayerTrial, try_layer
+from pipesvc.worker.profiler.link_trial import LinkTrials
+from pipesvc.worker.progress import ProgressReporter
+from pipesvc.worker.user_errors import user_error
+
+# Parameters and buffers of the layers that are built together; a larger layer is a group of its own.
+GROUP_BYTES: Final = 512 << 20
+# Timed repeats of one layer, and of all layers together; the last allows each layer one repeat at least.
+LAYER_BUDGET_S: Final = 0.5
+DEVICE_BUDGET_S: Final = 30.0
+
+
+def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
+    """Until the agent ends it. Errors carry their place and are reported by `pipesvc.worker.child`."""
+    where = calls.place_of(assignment)
+    progress = ProgressReporter(port)
+    torch.set_num_threads(max(1, assignment.num_threads))
+    try:
+        if assignment.devices:
+            measuring = _Measuring(assignment.job, where, progress)
+            for name in assignment.devices:
+                port.report(local_pb2.FromChild(device_profile=measuring.device(name)))
+        port.report(local_pb2.FromChild(ready=local_pb2.Ready()))
+        progress.waiting("its turn to measure links")
+        LinkTrials(port, assignment.endpoint).serve()
+    except PipesvcError as error:
+        raise error.at(where) from error.__cause__
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Group:
+    """Consecutive layers that are built together."""
+
+    first: int
+    end: int
+
+
+class _Measuring:
+    """The job's functions, its layers without values, and its first batch, for every device of this worker."""
+
+    def __init__(self, job: job_pb2.JobSpec, where: Where, progress: ProgressReporter) -> None:
+        self._job, self._where, self._progress = job, where, progress
+        progress.busy("inspecting the model")
+        self._build = calls.bind(job.model, "the model", where)
+        self._loss = calls.bind_loss(job, where)
+        self._optimizer = calls.bind(job.optimizer, "the optimizer", where)
+        self._layers = self._told(lambda: skeleton.inspect_layers(self._build, is_whole=is_one_stage(job)))
+        progress.busy("reading the first batch")
+        self._batch = _batch(job, where)
+
+    def device(self, name: str) -> local_pb2.DeviceProfile:
+        """Every layer on this device, each given what the one before gave."""
+        device = device_of(name, self._where)
+        memory_bytes = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+        found = local_pb2.DeviceProfile(device=name, memory_bytes=memory_bytes, micro_batch_rows=self._batch.rows[0])
+        value = _moved(parcel_of(self._batch.inputs[0]), device)
+        labels = None if self._batch.labels is None else _moved(parcel_of(self._batch.labels[0]), device)
+        carried: frozenset[int] = frozenset()
+        for index, (layer_name, layer) in self._built():
+            self._progress.busy(f"measuring layer {index + 1} of {len(self._layers)} on {name}")
+            is_last = index + 1 == len(self._layers)
+            trial = self._try(
+                index, (layer_name, layer.to(device)), value, labels if is_last else None, carried, device
+            )
+            if found.layers:
+                found.layers[-1].output_gradient_bytes = trial.input_gradient_bytes
+            found.layers.append(_message(self._layers[index], trial))
+            value, carried = trial.output, trial.carried
+            del layer
+        return found
+
+    def _try(
+        self,
+        index: int,
+        layer: tuple[str, nn.Module],
+        value: Parcel,
+        labels: Parcel | None,
+        carried: frozenset[int],
+        device: torch.device,
+    ) -> LayerTrial:
+        spec = StageSpec(
+            index=index,
+            num_stages=len(self._layers),
+            first_layer=index,
+            device=device,
+            seed=self._job.seed,
+            loss=self._loss,
+            check_finite=False,
+        )
+        try:
+            return try_layer(
+                spec,
+                layer,
+                optimizer_maker(self._optimizer, self._where),
+                value,
+                labels,
+                carried=carried,
+                num_micro_batches=self._job.strategy.micro_batches,
+                budget_s=min(LAYER_BUDGET_S, DEVICE_BUDGET_S / len(self._layers)),
+            )
+        except PipesvcError as error:
+            details = error.at(self._where).details
+            message = f"measuring layer {layer[0]!r} ({type(layer[1]).__name__}) on {device}: {details.message}"
+            # What a stage is to a run is a layer here, and there are no steps.
+            place = replace(details.where, step=None, stage=None, micro_batch=None)
+            raise PipesvcError.of(replace(details, message=message, where=place)) from error.__cause__
+
+    def _built(self) -> Iterator[tuple[int, tuple[str, nn.Module]]]:
+        """Each layer with its index, as a run builds it; the generator holds no layer that it has given."""
+        for group in groups(self._layers, whole=is_one_stage(self._job)):
+            self._progress.busy(f"building layers {group.first + 1} to {group.end} of {len(self._layers)}")
+            with malloc.while_building():
+                built = self._told(partial(self._group, group))
+            for index in range(group.first, group.end):
+                yield index, built.pop(0)
+
+    def _group(self, group: _Group) -> list[tuple[str, nn.Module]]:
+        if is_one_stage(self._job):
+            return skeleton.whole(self._build, self._job.seed)
+        return skeleton.build_range(self._build, self._job.seed, group.first, group.end)
+
+    def _told(self, build: Callable[[], Any]) -> Any:
+        try:
+            return build()
+        except PipesvcError:
+            raise
+        except Exception as cause:
+            raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=self._where) from cause
+
+
+def groups(layers: Sequence[LayerInfo], *, whole: bool) -> list[_Group]:
+    """Consecutive layers that are built together: all of them if the model cannot be built in parts."""
+    found, first, size = [], 0, 0
+    for index, layer in enumerate(layers):
+        own = layer.parameter_bytes + layer.buffer_bytes
+        if index > first and size + own > GROUP_BYTES and not whole:
+            found.append(_Group(first=first, end=index))
+            first, size = index, 0
+        size += own
+    return [*found, _Group(first=first, end=len(layers))]
+
+
+def _batch(job: job_pb2.JobSpec, where: Where) -> CutBatch:
+    try:
+        return first_batch(job, where)
+    except PipesvcError as error:
+        details = error.at(where).details
+        raise PipesvcError.of(
+            replace(
+                details,
+                message=f"a profile reads a first batch on every worker, and {where.worker} cannot: {details.message}",
+                advice=details.advice or "Put the data where this worker finds it too, or stop the worker meanwhile",
+            )
+        ) from error.__cause__
+
+
+def _moved(parcel: Parcel, device: torch.device) -> Parcel:
+    """A copy, without the rest of the mini-batch of which a micro-batch is a view."""
+    return replace(parcel, leaves=tuple(None if each is None else each.clone().to(device) for each in parcel.leaves))
+
+
+def _message(layer: LayerInfo, trial: LayerTrial) -> local_pb2.LayerProfile:
+    return local_pb2.LayerProfile(
+        layer=local_pb2.LayerInfo(
+            name=layer.name,
+            type=layer.type,
+            mark=layer.mark,
+            parameter_bytes=layer.parameter_bytes,
+            buffer_bytes=layer.buffer_bytes,
+        ),
+        gradient_bytes=trial.gradient_bytes,
+        optimizer_bytes=trial.optimizer_bytes,
+        activation_bytes=trial.activation_bytes,
+        output_bytes=kept_bytes.num_bytes(trial.output.leaves),
+        forward_s=trial.forward_s,
+        backward_s=trial.backward_s,
+        update_s=trial.update_s,
+    )

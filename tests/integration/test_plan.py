@@ -1,0 +1,121 @@
+"""The plan with real processes: measured, shown, written, edited, submitted, and compared with what the run did."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import pipesvc
+from pipesvc.client.local import LocalCluster
+from tests.integration import jobs
+
+_FILE = """
+import torch
+import pipesvc
+from tests.integration import jobs
+
+job = pipesvc.Job(
+    model=pipesvc.Call(jobs.mlp, depth=4),
+    loss=jobs.cross_entropy,
+    optimizer=pipesvc.Optimizer(torch.optim.SGD, lr=0.1),
+    data=pipesvc.DataSource(jobs.samples, batch_size=8),
+    strategy=pipesvc.Strategy(micro_batches=4, boundaries="auto", schedule="auto"),
+)
+"""
+
+
+def _job(**strategy: object) -> pipesvc.Job:
+    settings: dict[str, object] = {"micro_batches": 4} | strategy
+    return pipesvc.Job(
+        model=pipesvc.Call(jobs.mlp, depth=4),
+        loss=jobs.cross_entropy,
+        optimizer=pipesvc.Optimizer(torch.optim.SGD, lr=0.1),
+        data=pipesvc.DataSource(jobs.samples, batch_size=8),
+        strategy=pipesvc.Strategy(**settings),  # type: ignore[arg-type]
+    )
+
+
+def test_an_open_strategy_is_planned_runs_as_planned_and_trains_to_the_same_numbers(cluster: pipesvc.Client) -> None:
+    asked = _job(boundaries="auto", schedule="auto")
+    planned = cluster.plan(asked)
+    assert planned.report.step_s > 0
+    assert len(planned.report.reasons) == 2
+    run = cluster.submit(asked, "planned")
+    run.wait()
+    assert cluster.submit(asked, "planned").run_id == "planned"
+    plain = cluster.submit(_job(pipeline=False))
+    plain.wait()
+    assert run.losses() == plain.losses()
+
+
+def test_a_run_is_compared_with_what_was_predicted(cluster: pipesvc.Client) -> None:
+    asked = _job(boundaries=(4,))
+    run = cluster.submit(asked)
+    run.wait()
+    lines = {(line.where, line.what): line for line in cluster.compare(asked, run.run_id)}
+    step = lines["step", "time"]
+    assert step.predicted
+    assert step.measured
+    for stage in run.plan().stages:
+        for what in ("forward", "backward", "update", "idle"):
+            line = lines[f"stage {stage.index} on {stage.worker}/cpu", what]
+            assert line.predicted is not None
+            assert line.measured is not None
+    for link in ("0>1/activation", "1>0/gradient"):
+        line = lines[f"link {link}", "bytes"]
+        assert line.predicted == line.measured == 8 * jobs.WIDTH * 4
+
+
+def test_the_commands_write_a_plan_that_submit_takes(tmp_path: Path) -> None:
+    (tmp_path / "planned.py").write_text(_FILE)
+    with LocalCluster(num_workers=2, num_threads=1, state_dir=tmp_path / "state") as client:
+        environment = os.environ | {
+            "PIPESVC_COORDINATOR": client.address,
+            "PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, os.getcwd()])),
+            "COLUMNS": "100",
+        }
+
+        def pipesvc_says(*arguments: str, exit_code: int = 0) -> str:
+            token = ["--token-file", str(tmp_path / "state" / "token")]
+            done = subprocess.run(
+                [sys.executable, "-m", "pipesvc", *arguments, *token],
+                cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False,
+            )  # fmt: skip
+            assert done.returncode == exit_code, done.stderr
+            return done.stdout if exit_code == 0 else done.stderr
+
+        name = "planned.py:job"
+        shown = pipesvc_says("plan", name, "--gantt", "--svg", "plan.svg", "--out", "plan.json")
+        assert "a step predicted" in shown
+        assert "F forward, B backward" in shown
+        assert ElementTree.parse(tmp_path / "plan.svg").getroot().tag.endswith("svg")
+        assert json.loads(pipesvc_says("plan", name, "--json"))["stages"]
+        plan = json.loads((tmp_path / "plan.json").read_text())
+        plan["strategy"] |= {"boundaries": ["4"], "schedule": "GPipe", "in_flight": None, "num_stages": None}
+        plan["strategy"]["placement"] = {"stage:0": "worker-1", "stage:1": "worker-0"}
+        (tmp_path / "plan.json").write_text(json.dumps(plan))
+        run_id = pipesvc_says("submit", name, "--plan", "plan.json").split()[0]
+        made = client.attach(run_id).plan()
+        assert [stage.worker for stage in made.stages] == ["worker-1", "worker-0"]
+        assert made.schedule == "GPipe"
+        assert "link 0>1/activation" in pipesvc_says("plan", name, "--compare", run_id)
+        plan["strategy"]["micro_batch"] = 3
+        (tmp_path / "plan.json").write_text(json.dumps(plan))
+        refusal = pipesvc_says("submit", name, "--plan", "plan.json", exit_code=2)
+        assert "strategy.micro_batch is not a field" in refusal
+
+
+def test_a_plan_of_another_model_is_refused(cluster: pipesvc.Client) -> None:
+    run = cluster.submit(_job(boundaries=(4,)))
+    run.wait()
+    other = replace(_job(), model=pipesvc.Call(jobs.mlp, depth=2))
+    with pytest.raises(pipesvc.PipesvcError, match="not the job's 5"):
+        cluster.compare(other, run.run_id)

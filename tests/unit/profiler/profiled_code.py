@@ -1,0 +1,80 @@
+"""What a user's module may hold: named by the jobs of these tests. Every size is known by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Pause(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return x
+
+
+class Shifted(nn.Module):
+    """Would be out of its table's range at the second call, if its input were not what it was at the first."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4, sparse=sparse)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.table(ids.add_(5))
+        return found
+
+
+class Breaks(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("boom")
+
+
+def build() -> nn.Sequential:
+    """Sigmoid keeps its output, which the second Linear keeps as its input: one storage."""
+    return nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Linear(4, 2))
+
+
+def sleepy() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), Pause(), nn.Linear(4, 2))
+
+
+def broken() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), Breaks(), nn.Linear(4, 2))
+
+
+def table(sparse: bool = False) -> nn.Sequential:
+    return nn.Sequential(nn.Identity(), Shifted(sparse), nn.Flatten(), nn.Linear(8, 2))
+
+
+def statistics() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+def frozen() -> nn.Sequential:
+    model = build()
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def loss(output: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.mse_loss(output, labels)
+
+
+def rows() -> Iterator[tuple[Tensor, Tensor]]:
+    for index in range(64):
+        yield torch.full((3,), index / 64), torch.zeros(2)
+
+
+def ids() -> Iterator[tuple[Tensor, Tensor]]:
+    for _ in range(64):
+        yield torch.tensor([0, 1]), torch.zeros(2)
+
+
+def no_rows() -> Iterator[Any]:
+    raise FileNotFoundError("/data/rows")
+    yield
