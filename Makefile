@@ -25,8 +25,7 @@ gates: format lint floors lengths protos types
 # Fast gates first. The type check and the unit tests wait for nothing, so each has a core of its own; tests of real
 # processes and of hosts wait most of the time, so they run beside each other.
 test: format lint floors lengths protos
-	@$(MAKE) --no-print-directory --jobs 2 types unit
-	@$(MAKE) --no-print-directory contract simulation
+	@$(MAKE) --no-print-directory --jobs 2 types unit contract simulation
 	@$(MAKE) --no-print-directory --jobs 2 integration hosts
 
 format: $(STAMP)
