@@ -24,6 +24,7 @@ from pipesvc.core.schedule_search import Candidate, choose_schedule, evaluate, s
 from pipesvc.core.stage_costs import StageCost, stage_costs
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import run_pb2
+from pipesvc.wire.registrations import worker_info
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,18 +57,7 @@ def crew_of(status: run_pb2.GetStatusResponse) -> Crew:
     """The registered workers that take new work, in the order of their registration."""
     found = [worker.registration for worker in status.workers if not worker.is_draining]
     return Crew(
-        workers=tuple(
-            WorkerInfo(
-                name=each.name,
-                host=each.host,
-                boot_id=each.boot_id,
-                devices=tuple(each.devices),
-                num_cores=each.num_cores,
-                num_threads=each.num_threads,
-                memory_bytes=each.memory_bytes,
-            )
-            for each in found
-        ),
+        workers=tuple(map(worker_info, found)),
         fingerprints={each.name: each.fingerprint for each in found},
     )
 

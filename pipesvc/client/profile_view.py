@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 from pipesvc.client.profiling import Profile
-from pipesvc.client.quantities import time_text
 from pipesvc.client.report import table
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LinkCost
+from pipesvc.core.memory import bytes_text
+from pipesvc.core.schedule_search import seconds_text
 
 _LAYER_HEADER = ("LAYER", "TYPE", "PARAMETERS", "ACTIVATIONS", "OUTPUT")
 _MEMORY_HEADER = ("WEIGHTS", "GRADIENTS", "OPTIMIZER", "BUFFERS", "ACTIVATIONS")
@@ -39,9 +40,9 @@ def _layer_row(costs: Costs, index: int) -> tuple[str, ...]:
     return (
         f"{layer.name} ({layer.mark})" if layer.mark else layer.name,
         layer.type,
-        _bytes_text(layer.parameter_bytes),
-        _bytes_text(layer.activation_bytes),
-        _bytes_text(layer.output_bytes),
+        bytes_text(layer.parameter_bytes),
+        bytes_text(layer.activation_bytes),
+        bytes_text(layer.output_bytes),
         *(_times_text(device, slice(index, index + 1)) for device in costs.devices),
     )
 
@@ -50,8 +51,8 @@ def _sum_row(costs: Costs) -> tuple[str, ...]:
     return (
         "all",
         "",
-        _bytes_text(sum(layer.parameter_bytes for layer in costs.layers)),
-        _bytes_text(sum(layer.activation_bytes for layer in costs.layers)),
+        bytes_text(sum(layer.parameter_bytes for layer in costs.layers)),
+        bytes_text(sum(layer.activation_bytes for layer in costs.layers)),
         "",
         *(_times_text(device, slice(None)) for device in costs.devices),
     )
@@ -59,26 +60,19 @@ def _sum_row(costs: Costs) -> tuple[str, ...]:
 
 def _times_text(device: DeviceCost, layers: slice) -> str:
     times = device.times
-    return ", ".join(time_text(sum(each[layers])) for each in (times.forward_s, times.backward_s, times.update_s))
+    return ", ".join(seconds_text(sum(each[layers])) for each in (times.forward_s, times.backward_s, times.update_s))
 
 
 def _memory_row(layers: Sequence[LayerCost]) -> tuple[str, ...]:
     return (
-        _bytes_text(sum(layer.parameter_bytes for layer in layers)),
-        _bytes_text(sum(layer.gradient_bytes for layer in layers)),
-        _bytes_text(sum(layer.optimizer_bytes for layer in layers)),
-        _bytes_text(sum(layer.buffer_bytes for layer in layers)),
-        _bytes_text(sum(layer.activation_bytes for layer in layers)),
+        bytes_text(sum(layer.parameter_bytes for layer in layers)),
+        bytes_text(sum(layer.gradient_bytes for layer in layers)),
+        bytes_text(sum(layer.optimizer_bytes for layer in layers)),
+        bytes_text(sum(layer.buffer_bytes for layer in layers)),
+        bytes_text(sum(layer.activation_bytes for layer in layers)),
     )
 
 
 def _link_row(pair: tuple[str, str], link: LinkCost) -> tuple[str, ...]:
-    bandwidth = "no bound" if math.isinf(link.bytes_per_s) else f"{_bytes_text(round(link.bytes_per_s))}/s"
-    return (*pair, time_text(link.latency_s), bandwidth)
-
-
-def _bytes_text(num_bytes: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes} bytes"
+    bandwidth = "no bound" if math.isinf(link.bytes_per_s) else f"{bytes_text(round(link.bytes_per_s))}/s"
+    return (*pair, seconds_text(link.latency_s), bandwidth)

@@ -145,14 +145,15 @@ def _ending() -> Iterator[asyncio.Event]:
             ended.set()
 
     unwatch = lifeline.watch(lambda: os._exit(_LIFELINE_EXIT))
-    with contextlib.suppress(ValueError, NotImplementedError):
+    # On another thread than the main one (`serve` inside another program) signals are that program's: ValueError.
+    with contextlib.suppress(ValueError):
         for number in numbers:
             loop.add_signal_handler(number, end)
     try:
         yield ended
     finally:
         unwatch()
-        with contextlib.suppress(ValueError, NotImplementedError):
+        with contextlib.suppress(ValueError):
             for number in numbers:
                 loop.remove_signal_handler(number)
 

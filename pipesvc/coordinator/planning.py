@@ -12,10 +12,11 @@ from pipesvc.coordinator.failures import failure
 from pipesvc.coordinator.fleet import Fleet, Member
 from pipesvc.coordinator.reach import Unreached
 from pipesvc.core.fingerprints import fingerprint_warnings
-from pipesvc.core.plan import LayerInfo, Plan, StrategySettings, WorkerInfo
+from pipesvc.core.plan import LayerInfo, Plan, StrategySettings
 from pipesvc.core.planner import MissingWorkers, make_plan
 from pipesvc.errors import ErrorCode
-from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2, worker_pb2
+from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
+from pipesvc.wire.registrations import worker_info
 
 
 def plan_for(job: job_pb2.JobSpec, layers: Sequence[LayerInfo], members: Iterable[Member]) -> Plan | MissingWorkers:
@@ -111,17 +112,4 @@ def _settings(strategy: job_pb2.StrategySpec) -> StrategySettings:
         allow_cpu_for_gpu=strategy.allow_cpu_for_gpu,
         in_flight=strategy.in_flight,
         schedule_text=strategy.schedule_text,
-    )
-
-
-def worker_info(registration: worker_pb2.Register) -> WorkerInfo:
-    """A registered worker, as planning sees it."""
-    return WorkerInfo(
-        name=registration.name,
-        host=registration.host,
-        boot_id=registration.boot_id,
-        devices=tuple(registration.devices),
-        num_cores=registration.num_cores,
-        num_threads=registration.num_threads,
-        memory_bytes=registration.memory_bytes,
     )

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import permutations
 
-from pipesvc.coordinator.planning import worker_info
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
 from pipesvc.core.planner import shared_threads
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, local_pb2, worker_pb2
+from pipesvc.wire.registrations import worker_info
 
 Registrations = Sequence[worker_pb2.Register]
 

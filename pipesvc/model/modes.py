@@ -213,12 +213,12 @@ def _on_shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         # Real operands first become ghosts; a boolean index must stay real, its count of elements is a shape.
         return func(*_ghostly(args), **_ghostly(kwargs))
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         if not _is_about_ghosts(error):
             raise
     try:
         return func(*args, **kwargs)
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         raise unreadable(f"`{func._schema.name.removeprefix('aten::')}`") from error
 
 
@@ -233,6 +233,7 @@ def _ghostly(value: Any) -> Any:
 
 
 def _is_about_ghosts(error: BaseException) -> bool:
+    """torch raises NotImplementedError, which is a RuntimeError, for an operator that has no answer on meta."""
     return isinstance(error, NotImplementedError) or re.search(r"\bmeta\b", str(error), re.IGNORECASE) is not None
 
 
@@ -264,7 +265,7 @@ class Faces(TorchFunctionMode):
             return func(*args, **kwargs)
         except PipesvcError:
             raise
-        except (RuntimeError, NotImplementedError, TypeError) as error:
+        except (RuntimeError, TypeError) as error:
             if _is_about_ghosts(error) and any(is_ghost(each) for each in tensors_in((args, kwargs))):
                 raise unreadable(f"`{getattr(func, '__name__', str(func))}`") from error
             raise

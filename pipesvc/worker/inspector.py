@@ -13,6 +13,7 @@ import sys
 
 import torch
 
+from pipesvc.core.plan import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model import skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2
@@ -43,17 +44,7 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
         raise error.at(where) from error.__cause__
     except Exception as cause:
         raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=where) from cause
-    messages = [
-        local_pb2.LayerInfo(
-            name=layer.name,
-            type=layer.type,
-            mark=layer.mark,
-            parameter_bytes=layer.parameter_bytes,
-            buffer_bytes=layer.buffer_bytes,
-        )
-        for layer in layers
-    ]
-    inspected = local_pb2.Inspected(layers=messages)
+    inspected = local_pb2.Inspected(layers=map(layer_message, layers))
 
     def give_up() -> None:
         _log.info("the first batch did not pass the model within %g s: the first step tells", data_trial.TRIAL_LIMIT_S)
@@ -63,8 +54,19 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
 
     model_bytes = sum(layer.parameter_bytes + layer.buffer_bytes for layer in layers)
     misfit = data_trial.find_misfit(job, model_bytes, where, progress, give_up)
-    inspected.misfit.CopyFrom(misfit or local_pb2.DataMisfit())
+    if misfit is not None:
+        inspected.misfit.CopyFrom(misfit)
     port.report(local_pb2.FromChild(inspected=inspected))
+
+
+def layer_message(layer: LayerInfo) -> local_pb2.LayerInfo:
+    return local_pb2.LayerInfo(
+        name=layer.name,
+        type=layer.type,
+        mark=layer.mark,
+        parameter_bytes=layer.parameter_bytes,
+        buffer_bytes=layer.buffer_bytes,
+    )
 
 
 def is_one_stage(job: job_pb2.JobSpec) -> bool:

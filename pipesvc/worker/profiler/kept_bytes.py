@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from pipesvc.model.ghosts import tensors_in
 
 
 @contextmanager
@@ -55,15 +56,4 @@ def gradient_bytes(parameters: Iterable[nn.Parameter], num_micro_batches: int) -
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer | None) -> int:
     """Of the state that the optimizer has made in its first update."""
-    return num_bytes(_tensors_in(dict(optimizer.state))) if optimizer is not None else 0
-
-
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors_in(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors_in(each)
+    return num_bytes(tensors_in(dict(optimizer.state))) if optimizer is not None else 0

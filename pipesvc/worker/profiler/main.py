@@ -25,7 +25,7 @@ from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.main import device_of, optimizer_maker
 from pipesvc.worker.executor.stage import StageSpec
 from pipesvc.worker.feeder.batches import CutBatch
-from pipesvc.worker.inspector import is_one_stage
+from pipesvc.worker.inspector import is_one_stage, layer_message
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.profiler import kept_bytes
 from pipesvc.worker.profiler.layer_trial import LayerTrial, try_layer
@@ -191,13 +191,7 @@ def _moved(parcel: Parcel, device: torch.device) -> Parcel:
 
 def _message(layer: LayerInfo, trial: LayerTrial) -> local_pb2.LayerProfile:
     return local_pb2.LayerProfile(
-        layer=local_pb2.LayerInfo(
-            name=layer.name,
-            type=layer.type,
-            mark=layer.mark,
-            parameter_bytes=layer.parameter_bytes,
-            buffer_bytes=layer.buffer_bytes,
-        ),
+        layer=layer_message(layer),
         gradient_bytes=trial.gradient_bytes,
         optimizer_bytes=trial.optimizer_bytes,
         activation_bytes=trial.activation_bytes,

@@ -34,10 +34,10 @@ def test_layers_sums_and_links_are_tables() -> None:
     cells = [line.split("  ") for line in lines]
     rows = [[cell.strip() for cell in line if cell.strip()] for line in cells]
     assert rows[1] == ["LAYER", "TYPE", "PARAMETERS", "ACTIVATIONS", "OUTPUT", "a/cpu F B U"]
-    assert rows[2] == ["0 (cpu)", "Embedding", "3.0 MiB", "0 bytes", "512 bytes", "1.00 ms, 0 s, 20.0 us"]
-    assert rows[4] == ["all", "3.0 MiB", "2.0 KiB", "3.00 ms, 500 ms, 20.0 us"]
-    assert rows[7] == ["3.0 MiB", "1.0 KiB", "200 bytes", "0 bytes", "2.0 KiB"]
-    assert rows[9:] == [["a", "b", "250 us", "1.0 GiB/s"], ["b", "a", "0 s", "no bound"]]
+    assert rows[2] == ["0 (cpu)", "Embedding", "3.0 MiB", "0 bytes", "0.5 KiB", "1 ms, 0 us, 20 us"]
+    assert rows[4] == ["all", "3.0 MiB", "2.0 KiB", "3 ms, 500 ms, 20 us"]
+    assert rows[7] == ["3.0 MiB", "1.0 KiB", "0.2 KiB", "0 bytes", "2.0 KiB"]
+    assert rows[9:] == [["a", "b", "250 us", "1.0 GiB/s"], ["b", "a", "0 us", "no bound"]]
 
 
 def test_what_was_known_says_how_to_measure_again() -> None:
