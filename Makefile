@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
+# Bytecode is written when a module is first imported (see --no-compile below), and kept for the processes after it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test gpu gates format lint types floors lengths protos unit contract simulation integration hosts compose-test stubs clean
 
 help:
@@ -12,9 +15,9 @@ help:
 	@echo "make compose-test   build the images of docker/ and train in containers, with podman (as root, it installs what is missing)"
 
 $(STAMP): pyproject.toml constraints-dev.txt
-	@echo "installing into $(VENV): about a minute"
+	@echo "installing into $(VENV): about half a minute"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints-dev.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints-dev.txt --editable '.[dev]'
 	@touch $@
 
 demo: $(STAMP)

@@ -4,10 +4,11 @@
     python -m benchmarks.prediction --rounds 1 --dry   # does it work? writes nothing
 
 For each model and schedule: the split that `boundaries="auto"` plans from the profile beside the uniform split, and the
-step time that was predicted for each beside the one that was measured. Runs are interleaved, and a run's step time is
-the median of its steps as `pipesvc plan --compare` takes it. What computes on the slow worker may use half of a core,
-by a control group, so root is needed. (A competitor on its core would not do: a worker that waits often gets more
-than half of the core while it computes.)
+step time that was predicted for each beside the one that was measured. Splits are planned once; runs are interleaved,
+and a run's step time is the median of its steps as `pipesvc plan --compare` takes it. A machine's speed drifts within
+minutes, so each model is profiled anew before its runs of a round, and compared with what that predicts. What computes
+on the slow worker may use half of a core, by a control group, so root is needed. (A competitor on its core would not
+do: a worker that waits often gets more than half of the core while it computes.)
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -95,37 +96,42 @@ def plans(client: pipesvc.Client) -> dict[Case, Planned]:
     return found
 
 
-def measure(client: pipesvc.Client, planned: Mapping[Case, Planned], num_rounds: int) -> dict[Case, list[float]]:
-    """Seconds of a step, by case and round."""
-    taken: dict[Case, list[float]] = {case: [] for case in planned}
-    cases = list(planned)
+@dataclass(kw_only=True, slots=True)
+class Taken:
+    """Seconds of a step by round: as measured, and as the profile of the same round predicts."""
+
+    measured_s: list[float] = field(default_factory=list)
+    predicted_s: list[float] = field(default_factory=list)
+
+
+def measure(client: pipesvc.Client, planned: Mapping[Case, Planned], num_rounds: int) -> dict[Case, Taken]:
+    taken = {case: Taken() for case in planned}
     for round_index in range(num_rounds):
-        for case in cases if round_index % 2 == 0 else cases[::-1]:
-            run = client.submit(replace(JOBS[case[0]], strategy=planned[case].strategy))
-            run.wait()
-            taken[case].append(observed_in(run.trace()).step_s)
-            predicted_s = planned[case].report.step_s
-            text = f"{taken[case][-1]:.3f} s a step, predicted {predicted_s:.3f} s"
-            print(f"round {round_index + 1} of {num_rounds}: {text}  {', '.join(case)}", flush=True)
+        for model in rounds.order(list(JOBS), round_index):
+            client.profile(JOBS[model], is_fresh=True)
+            for case in rounds.order([case for case in planned if case[0] == model], round_index):
+                job = replace(JOBS[model], strategy=planned[case].strategy)
+                run = client.submit(job)
+                run.wait()
+                own = taken[case]
+                own.measured_s.append(observed_in(run.trace()).step_s)
+                own.predicted_s.append(client.plan(job).report.step_s)
+                text = f"{own.measured_s[-1]:.3f} s a step, predicted {own.predicted_s[-1]:.3f} s"
+                print(f"round {round_index + 1} of {num_rounds}: {text}  {', '.join(case)}", flush=True)
     return taken
 
 
-def figures(planned: Mapping[Case, Planned], taken: Mapping[Case, Sequence[float]], command: str) -> list[Result]:
+def figures(planned: Mapping[Case, Planned], taken: Mapping[Case, Taken], command: str) -> list[Result]:
     found = []
-    for (model, schedule, split), own_s in taken.items():
-        num_rounds = len(own_s)
-        predicted_s = planned[model, schedule, split].report.step_s
+    for (model, schedule, split), own in taken.items():
+        num_rounds = len(own.measured_s)
         counts = "+".join(str(stage.num_layers) for stage in planned[model, schedule, split].report.stages)
         name = f"{model}, {schedule}, {split} split {counts}"
-        middle_s = rounds.spread(own_s).median
+        off = rounds.spread([ratio - 1 for ratio in rounds.ratios(own.predicted_s, own.measured_s)])
         found.append(
             results.result(
-                f"{name}: predicted step time off the measured median",
-                rounds.Spread(
-                    median=abs(predicted_s / middle_s - 1),
-                    lowest=predicted_s / max(own_s) - 1,
-                    highest=predicted_s / min(own_s) - 1,
-                ),
+                f"{name}: predicted step time off the measured one of its round, median (lowest and highest signed)",
+                replace(off, median=abs(off.median)),
                 unit="of it",
                 aim=PREDICTION_AIM,
                 command=command,
@@ -133,14 +139,14 @@ def figures(planned: Mapping[Case, Planned], taken: Mapping[Case, Sequence[float
             )
         )
         if split == "auto":
-            uniform_s = taken[model, schedule, "uniform"]
+            uniform_s = taken[model, schedule, "uniform"].measured_s
             found.append(
                 results.result(
                     f"{name}: measured step",
-                    rounds.spread(own_s),
+                    rounds.spread(own.measured_s),
                     unit="s",
                     against="uniform split",
-                    ratio=rounds.spread(rounds.ratios(own_s, uniform_s)),
+                    ratio=rounds.spread(rounds.ratios(own.measured_s, uniform_s)),
                     aim=PLANNED_AIM,
                     command=command,
                     num_rounds=num_rounds,

@@ -11,7 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 NUM_WARM_UP_STEPS: Final = 2
 NUM_TIMED_STEPS: Final = 6
@@ -53,7 +55,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(median=median(values), lowest=min(values), highest=max(values))
 
 
-def order(contenders: Sequence[str], round_index: int) -> list[str]:
+def order(contenders: Sequence[T], round_index: int) -> list[T]:
     return list(contenders) if round_index % 2 == 0 else list(reversed(contenders))
 
 

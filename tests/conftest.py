@@ -78,7 +78,7 @@ def _leaks(threads: set[threading.Thread], children: set[int], descriptors: Coun
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Runs outermost; a module's shared cluster is made before the count begins, because wider scopes come first."""
+    """Runs outermost; the shared cluster is made before the count begins, because wider scopes come first."""
     threads, children, descriptors = _threads(), _children(), _descriptors()
     yield
     deadline = time.monotonic() + GRACE_S

@@ -1,4 +1,7 @@
-"""One cluster of real processes for each test module: starting it costs seconds, sharing it costs nothing."""
+"""One cluster of real processes for all modules that do not harm it: starting it costs seconds, sharing costs nothing.
+
+Modules that kill, stop or measure processes have clusters of their own.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 import pipesvc
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pipesvc.Client]:
     """Four CPU workers with one thread each."""
     state_dir: Path = tmp_path_factory.mktemp("state")
