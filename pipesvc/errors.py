@@ -88,6 +88,9 @@ CATALOGUE: Final[dict[ErrorCode, tuple[str, int]]] = {
 }
 
 
+_ESCAPED: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Where:
     """The place of an error; what is unknown stays at its default."""
@@ -134,11 +137,16 @@ class ErrorDetails:
         return text
 
 
+def printable(text: str) -> str:
+    """Control characters as they are written in code: what user code says may hold some that change a terminal."""
+    return text.translate(_ESCAPED)
+
+
 class PipesvcError(Exception):
     """An error with its place and the way out: `str(error)` is one line, `error.details` has the remote traceback."""
 
     def __init__(self, code: ErrorCode, message: str, *, advice: str = "", where: Where | None = None) -> None:
-        self.details = ErrorDetails(code=code, message=message, advice=advice, where=where or Where())
+        self.details = ErrorDetails(code=code, message=printable(message), advice=advice, where=where or Where())
         super().__init__(str(self.details))
 
     @classmethod

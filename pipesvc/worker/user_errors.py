@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.errors import ErrorCode, PipesvcError, Where, printable
 
 # The report must fit into one message of the local socket.
 MAX_TRACEBACK_CHARS: Final = 32_000
@@ -41,7 +41,7 @@ def user_traceback(cause: BaseException) -> str:
         if not name.startswith((_OWN_DIR, "<frozen importlib")) and not name.endswith("importlib/__init__.py"):
             break
         frame = frame.tb_next
-    text = "".join(traceback.format_exception(type(cause), cause, frame or cause.__traceback__))
+    text = printable("".join(traceback.format_exception(type(cause), cause, frame or cause.__traceback__)))
     return text if len(text) <= MAX_TRACEBACK_CHARS else "[...]" + text[-MAX_TRACEBACK_CHARS:]
 
 

@@ -100,6 +100,8 @@ async def test_unknown_call_is_a_mismatch_of_versions(address: Address) -> None:
 async def test_w02_proxy_variables_are_ignored(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.setenv(name, "")
     assert await call(address, "Echo", b"x") == b"x"
 
 
@@ -144,6 +146,15 @@ async def test_w03_second_server_on_a_port_is_refused(
     assert "another process has this port" in str(caught.value)
     assert capfd.readouterr().err == ""  # no word of gRPC's own
     await second.stop(None)
+
+
+@pytest.mark.asyncio
+async def test_w03_a_port_is_not_shared_with_a_server_that_would_share_it(address: Address) -> None:
+    """The kernel gives a port to two sockets if both ask for SO_REUSEPORT, as gRPC's servers do by default."""
+    with socket.socket() as second:
+        second.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with pytest.raises(OSError, match="in use"):
+            second.bind(("127.0.0.1", address.port))
 
 
 @pytest.mark.asyncio

@@ -286,10 +286,10 @@ def with_noise() -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, NUM_CLASSES))
 
 
-def masked_samples() -> Iterator[tuple[Tensor, Tensor]]:
-    """18 rows a batch; label -1 is masked: all but the last of the first nine rows."""
+def masked_samples(num_masked: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """18 rows a batch, of which the first so many are masked: label -1."""
     for i, (row, label) in enumerate(samples(90)):
-        yield row, torch.tensor(-1) if i % 18 < 8 else label
+        yield row, torch.tensor(-1) if i % 18 < num_masked else label
 
 
 def masked_loss(outputs: Tensor, labels: Tensor) -> Tensor:

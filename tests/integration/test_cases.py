@@ -58,15 +58,17 @@ def test_n02_five_rows_in_two_micro_batches_weigh_by_rows(cluster: pipesvc.Clien
         torch.testing.assert_close(weights[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_n03_masked_tokens_weigh_by_their_number(cluster: pipesvc.Client) -> None:
-    """One unmasked row in the first micro-batch and nine in the second: as one batch of ten, within rounding."""
+@pytest.mark.parametrize("num_masked", [8, 9])
+def test_n03_masked_tokens_weigh_by_their_number(cluster: pipesvc.Client, num_masked: int) -> None:
+    """One unmasked row or none in the first micro-batch and nine in the second: as one batch, within rounding."""
     found = []
     for micro_batches in (2, 1):
         job = make_job(
             loss=jobs.masked_loss,
             weight=jobs.is_unmasked,
-            data=pipesvc.DataSource(jobs.masked_samples, batch_size=18),
+            data=pipesvc.DataSource(pipesvc.Call(jobs.masked_samples, num_masked=num_masked), batch_size=18),
             strategy=pipesvc.Strategy(micro_batches=micro_batches, num_stages=2 if micro_batches > 1 else 1),
+            check_finite=True,
         )
         found.append(finish(cluster, job))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
@@ -77,6 +79,13 @@ def test_n03_masked_tokens_weigh_by_their_number(cluster: pipesvc.Client) -> Non
 def test_n18_twelve_steps_of_ten_batches_are_a_second_epoch(cluster: pipesvc.Client) -> None:
     losses, _ = finish(cluster, make_job(max_steps=12))
     assert losses == plain_run(epochs=2).losses[:12]
+
+
+def test_n18_twelve_steps_of_one_epoch_of_ten_end_with_it_and_say_so(cluster: pipesvc.Client) -> None:
+    run = cluster.submit(make_job(max_steps=12, epochs=1))
+    run.wait()
+    assert len(run.losses()) == 10
+    assert any("the data ended after 10 of 12 steps" in entry.line for entry in run.logs())
 
 
 def test_f13_the_same_model_after_a_failure_has_the_same_bits(cluster: pipesvc.Client) -> None:

@@ -160,7 +160,7 @@ def test_every_port_is_closed_to_the_network_by_default(terminal: Terminal, tmp_
 def service(terminal: Terminal, tmp_path: Path) -> str:
     """A coordinator and two workers on loopback, started by hand, behind a dead proxy (W02)."""
     address = f"127.0.0.1:{free_port()}"
-    dead = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    dead = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "no_proxy": "", "NO_PROXY": ""}
     terminal.start("coordinator", "--listen", address, "--state-dir", str(tmp_path / "state"), **dead)
     for name in ("a", "b"):
         terminal.start("worker", "--coordinator", address, "--name", name, "--device", "cpu", **dead)
@@ -170,6 +170,8 @@ def service(terminal: Terminal, tmp_path: Path) -> str:
 
 def test_w02_a_dead_proxy_harms_nothing(service: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("NO_PROXY", "")
     with pipesvc.connect(service) as client:
         run = client.submit(small_job())
         run.wait()

@@ -117,13 +117,18 @@ class Stage:
     def backward(self, step: int, micro_batch: int, gradients: Parcel | None, share: float) -> list[Tensor | None]:
         """The gradient of each received leaf. `gradients` come from the next stage; the last begins with its loss."""
         live = self._live.pop(micro_batch)
+        where = Where(step=step, stage=self.spec.index, micro_batch=micro_batch)
+        if gradients is None and share == 0:
+            # All masked. It counts as nothing, also where its loss is 0 / 0: `0 * nan` would spoil all weights.
+            return [None] * len(live.received)
+        if gradients is None and self.spec.check_finite:
+            _refuse_not_finite(live.outputs[0], where)
         try:
             if gradients is None:
                 (live.outputs[0] * share).backward()  # type: ignore[no-untyped-call]
             else:
                 self._backward_from(live.outputs, gradients)
         except (Exception, KeyboardInterrupt) as cause:
-            where = Where(step=step, stage=self.spec.index, micro_batch=micro_batch)
             raise _failed("backward", cause, where) from cause
         return [None if leaf is None else leaf.grad for leaf in live.received]
 
@@ -160,7 +165,8 @@ class Stage:
             return None
         total = 0.0
         for micro_batch, share in enumerate(shares):
-            total += share * self._losses[micro_batch].item()
+            if share:
+                total += share * self._losses[micro_batch].item()
         self._losses.clear()
         return total
 
@@ -217,13 +223,6 @@ class Stage:
                 advice="Check for detach() and no_grad() on its way, and that some parameter has requires_grad=True",
                 where=where,
             )
-        if self.spec.check_finite and not math.isfinite(loss.item()):
-            raise PipesvcError(
-                ErrorCode.NON_FINITE_LOSS,
-                f"the loss is {loss.item()}",
-                advice="Lower the learning rate, clip the gradients (clip_norm=) or look at the data of this batch",
-                where=where,
-            )
         return loss
 
     def _admit_labels(self, labels: Parcel) -> Any:
@@ -238,6 +237,16 @@ class Stage:
         ]
         if pairs:
             torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+
+
+def _refuse_not_finite(loss: Tensor, where: Where) -> None:
+    if not math.isfinite(loss.item()):
+        raise PipesvcError(
+            ErrorCode.NON_FINITE_LOSS,
+            f"the loss is {loss.item()}",
+            advice="Lower the learning rate, clip the gradients (clip_norm=) or look at the data of this batch",
+            where=where,
+        )
 
 
 def _failed(doing: str, cause: BaseException, where: Where) -> PipesvcError:

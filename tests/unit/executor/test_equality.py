@@ -196,6 +196,21 @@ def test_n03_tokens_weigh() -> None:
         torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "ZBH1"])
+def test_n03_a_micro_batch_that_is_all_masked_counts_as_nothing(schedule: str) -> None:
+    """Its loss is 0 / 0."""
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(12, 6, generator=generator)
+    labels = torch.tensor([-1, -1, -1, -1, -1, -1, 0, 1, 2, 3, 0, 1])
+    cut = batch_of(inputs, labels, 12, 2)
+    setup = Setup(make_layers=make_layers, cuts=(2, 3), loss=token_mean, schedule=schedule, check_finite=True)
+    cluster = train(setup, [(cut[0], cut[1], [0.0, 6.0])] * 3)
+    expected, whole = train_plain(setup, [batch_of(inputs, labels, 12, 1)] * 3)
+    torch.testing.assert_close(cluster.losses, expected)
+    for name, value in cluster.state().items():
+        torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 def test_n17_last_batch_of_three_rows(num_stages: int) -> None:
     generator = torch.Generator().manual_seed(3)
