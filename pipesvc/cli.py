@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
-from pipesvc.cli_options import DEFAULT_ADDRESS, Coordinator, JobName, RunId, TokenFile, connect
+from pipesvc.cli_options import Coordinator, JobName, RunId, TokenFile, connect
 from pipesvc.cli_plan import plan as plan_command
 from pipesvc.cli_profile import profile
 from pipesvc.errors import PipesvcError
+from pipesvc.net.addresses import DEFAULT_COORDINATOR
 
 if TYPE_CHECKING:
     from pipesvc.client.run import Run
@@ -43,7 +44,7 @@ Insecure = Annotated[
 def coordinator(
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Port 0 takes a free one.")
-    ] = DEFAULT_ADDRESS,
+    ] = DEFAULT_COORDINATOR,
     state_dir: Annotated[
         Path, typer.Option("--state-dir", metavar="DIR", help="Journal, token, logs and weights.")
     ] = Path("pipesvc-state"),
@@ -59,7 +60,7 @@ def coordinator(
 
 @app.command()
 def worker(
-    coordinator: Coordinator = DEFAULT_ADDRESS,
+    coordinator: Coordinator = DEFAULT_COORDINATOR,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Unique in the cluster.")] = "",
     device: Annotated[
         str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda:0, or several with commas between.")
@@ -115,7 +116,7 @@ def submit(
     plan: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="A plan file; its memory is checked first.")
     ] = None,
-    coordinator: Coordinator = DEFAULT_ADDRESS,
+    coordinator: Coordinator = DEFAULT_COORDINATOR,
     token_file: TokenFile = None,
 ) -> None:
     """Submit a job and follow it. Ctrl-C leaves the run going, unless this command streams its data."""
@@ -147,7 +148,7 @@ app.command()(profile)
 
 
 @app.command()
-def watch(run_id: RunId, coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = None) -> None:
+def watch(run_id: RunId, coordinator: Coordinator = DEFAULT_COORDINATOR, token_file: TokenFile = None) -> None:
     """Follow a run until it ends: step, loss, rows per second, time left."""
     with connect(coordinator, token_file) as client:
         try:
@@ -158,7 +159,7 @@ def watch(run_id: RunId, coordinator: Coordinator = DEFAULT_ADDRESS, token_file:
 
 
 @app.command()
-def runs(coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = None) -> None:
+def runs(coordinator: Coordinator = DEFAULT_COORDINATOR, token_file: TokenFile = None) -> None:
     """List all runs, oldest first."""
     from pipesvc.client.report import runs_text
 
@@ -167,7 +168,7 @@ def runs(coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = Non
 
 
 @app.command()
-def status(coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = None) -> None:
+def status(coordinator: Coordinator = DEFAULT_COORDINATOR, token_file: TokenFile = None) -> None:
     """Show the workers, the queue, and what is awaited, from whom, since when, until when."""
     from pipesvc.client.report import status_text
 
@@ -179,7 +180,7 @@ def status(coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = N
 def logs(
     run_id: RunId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
-    coordinator: Coordinator = DEFAULT_ADDRESS,
+    coordinator: Coordinator = DEFAULT_COORDINATOR,
     token_file: TokenFile = None,
 ) -> None:
     """Print what user code printed on all workers, and the traceback of what failed the run."""
@@ -198,7 +199,7 @@ def logs(
 def trace(
     run_id: RunId,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here instead of standard output.")] = None,
-    coordinator: Coordinator = DEFAULT_ADDRESS,
+    coordinator: Coordinator = DEFAULT_COORDINATOR,
     token_file: TokenFile = None,
 ) -> None:
     """Print what each stage did when, and what it waited for, as JSON."""
@@ -214,7 +215,7 @@ def trace(
 def weights(
     run_id: RunId,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="RUN.safetensors if not given.")] = None,
-    coordinator: Coordinator = DEFAULT_ADDRESS,
+    coordinator: Coordinator = DEFAULT_COORDINATOR,
     token_file: TokenFile = None,
 ) -> None:
     """Fetch the whole model's state as one safetensors file; of a live run, after its next step."""
@@ -228,7 +229,7 @@ def weights(
 
 
 @app.command()
-def cancel(run_id: RunId, coordinator: Coordinator = DEFAULT_ADDRESS, token_file: TokenFile = None) -> None:
+def cancel(run_id: RunId, coordinator: Coordinator = DEFAULT_COORDINATOR, token_file: TokenFile = None) -> None:
     """End a run after the steps already issued; its weights are kept."""
     with connect(coordinator, token_file) as client:
         print(f"{run_id}: {client.attach(run_id).cancel()}")
@@ -239,7 +240,7 @@ def health(
     worker: Annotated[
         str, typer.Option("--worker", metavar="NAME", help="Ask also whether this worker is registered.")
     ] = "",
-    coordinator: Coordinator = DEFAULT_ADDRESS,
+    coordinator: Coordinator = DEFAULT_COORDINATOR,
     token_file: TokenFile = None,
 ) -> None:
     """Say in one line whether the coordinator answers, and exit with 0 or 1: for health checks."""

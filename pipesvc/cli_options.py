@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipesvc.net.addresses import COORDINATOR_VARIABLE
+
 if TYPE_CHECKING:
     from pipesvc.client.connection import Client
-
-DEFAULT_ADDRESS: Final = "127.0.0.1:7700"
-COORDINATOR_VARIABLE: Final = "PIPESVC_COORDINATOR"
 
 Coordinator = Annotated[
     str,

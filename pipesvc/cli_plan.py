@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from pipesvc.cli_options import DEFAULT_ADDRESS, Coordinator, JobName, TokenFile, connect
+from pipesvc.cli_options import Coordinator, JobName, TokenFile, connect
+from pipesvc.net.addresses import DEFAULT_COORDINATOR
 
 
 def plan(
@@ -23,7 +24,7 @@ def plan(
     compare: Annotated[
         str, typer.Option("--compare", metavar="RUN", help="Print what was predicted for this run beside what it did.")
     ] = "",
-    coordinator: Coordinator = DEFAULT_ADDRESS,
+    coordinator: Coordinator = DEFAULT_COORDINATOR,
     token_file: TokenFile = None,
 ) -> None:
     """Print which worker gets which layers, how long a step will take, and what memory that needs.

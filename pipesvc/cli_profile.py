@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-from pipesvc.cli_options import DEFAULT_ADDRESS, Coordinator, JobName, TokenFile, connect
+from pipesvc.cli_options import Coordinator, JobName, TokenFile, connect
+from pipesvc.net.addresses import DEFAULT_COORDINATOR
 
 
 def profile(
     job: JobName,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the costs as JSON instead of tables.")] = False,
-    coordinator: Coordinator = DEFAULT_ADDRESS,
+    coordinator: Coordinator = DEFAULT_COORDINATOR,
     token_file: TokenFile = None,
 ) -> None:
     """Measure each layer on each worker's devices, and the links between workers, while no run is on them.

@@ -6,6 +6,7 @@ notebook whose event loop is running, and in any thread.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import sys
@@ -25,6 +26,7 @@ from pipesvc.client.stream import BatchStream
 from pipesvc.client.transport import Transport
 from pipesvc.client.watching import ENDED, NO_STEP, failure_of, watch
 from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.net.addresses import COORDINATOR_VARIABLE, DEFAULT_COORDINATOR
 from pipesvc.rpc.v1 import run_pb2
 
 if TYPE_CHECKING:
@@ -41,10 +43,13 @@ class PipesvcWarning(UserWarning):
     """Something about a run that works, but probably not as meant."""
 
 
-def connect(address: str, *, token_file: str | Path | None = None) -> Client:
-    """A client of the coordinator at HOST:PORT. The token is found as `pipesvc --help` tells, or in `token_file`."""
+def connect(address: str | None = None, *, token_file: str | Path | None = None) -> Client:
+    """A client of the coordinator at HOST:PORT; None: PIPESVC_COORDINATOR, or else 127.0.0.1:7700, as the CLI has it.
+
+    The token is found as `pipesvc --help` tells, or in `token_file`.
+    """
     refuse_inside_worker()
-    client = Client(address, token_file=token_file)
+    client = Client(address or os.environ.get(COORDINATOR_VARIABLE) or DEFAULT_COORDINATOR, token_file=token_file)
     try:
         client.status()
     except BaseException:

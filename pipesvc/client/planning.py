@@ -16,7 +16,7 @@ from pipesvc.client.plan_cuts import cuts_of, settings_of
 from pipesvc.core.costs import Costs
 from pipesvc.core.memory import check_memory
 from pipesvc.core.partition_methods import layer_infos
-from pipesvc.core.placement import MissingWorkers
+from pipesvc.core.placement import MissingWorkers, reachable_first
 from pipesvc.core.plan import Plan, WorkerInfo
 from pipesvc.core.plan_report import PlanReport, make_report
 from pipesvc.core.planner import make_plan
@@ -54,10 +54,11 @@ class Planned:
 
 
 def crew_of(status: run_pb2.GetStatusResponse) -> Crew:
-    """The registered workers that take new work, in the order of their registration."""
+    """The registered workers that take new work, in the coordinator's order."""
     found = [worker.registration for worker in status.workers if not worker.is_draining]
+    broken = [(unreached.worker, unreached.peer) for unreached in status.unreached]
     return Crew(
-        workers=tuple(map(worker_info, found)),
+        workers=tuple(reachable_first(map(worker_info, found), broken)),
         fingerprints={each.name: each.fingerprint for each in found},
     )
 

@@ -20,6 +20,7 @@ from pipesvc.core.plan import Plan
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import local_pb2, run_pb2, types_pb2
 from pipesvc.wire.links import Link
+from pipesvc.wire.safetensors_stream import names_in
 
 if TYPE_CHECKING:
     import torch
@@ -120,10 +121,13 @@ class Run:
         return step
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole model's state, for `model.load_state_dict`; of a live run, after its next step."""
+        """The whole model's state in the model's order, for `model.load_state_dict`; of a live run, after its next
+        step."""
         from safetensors.torch import load
 
-        return load(b"".join(data for _, data in self._weights()))
+        data = b"".join(data for _, data in self._weights())
+        state = load(data)  # in any order
+        return {name: state[name] for name in names_in(data)}
 
     def _weights(self) -> Generator[tuple[int, bytes], None, None]:
         request = run_pb2.FetchWeightsRequest(run_id=self.run_id)

@@ -58,7 +58,7 @@ def lost(loss: Loss, step: int | None) -> types_pb2.ErrorReport:
     return failure(
         ErrorCode.WORKER_LOST,
         f"worker {member.name} is lost: {loss.reason}",
-        advice="Look at its terminal or log, start it again, and submit the job again",
+        advice="Look at its terminal or log, start it again if it has ended, and submit the job again",
         worker=member.name,
         host=member.host,
         step=step,

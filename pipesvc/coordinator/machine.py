@@ -24,6 +24,7 @@ from pipesvc.coordinator.events import (
     RunCancelled,
     RunConcluded,
     RunSubmitted,
+    Say,
     ShardGrown,
     Ticked,
     WarningRaised,
@@ -240,6 +241,7 @@ class Machine:
     def _lose(self, loss: Loss, turn: Turn) -> None:
         if loss.member.session is not None:
             turn.commands.append(EndSession(session=loss.member.session, error=lost(loss, None)))
+        turn.commands.append(Say(text=f"worker {loss.member.name} is lost: {loss.reason}"))
         owners: list[RunMachine | ProfileMachine] = [*self._live.values(), *self._profiles.values()]
         for owner in owners:
             owner.worker_lost(turn, loss)

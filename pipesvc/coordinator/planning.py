@@ -5,13 +5,14 @@ The planner is pure mathematics over its own values; this is the one place where
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from pipesvc.coordinator.failures import failure
 from pipesvc.coordinator.fleet import Fleet, Member
 from pipesvc.coordinator.reach import Unreached
 from pipesvc.core.fingerprints import fingerprint_warnings
+from pipesvc.core.placement import reachable_first
 from pipesvc.core.plan import LayerInfo, Plan, StrategySettings
 from pipesvc.core.planner import MissingWorkers, make_plan
 from pipesvc.errors import ErrorCode
@@ -19,10 +20,11 @@ from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
 from pipesvc.wire.registrations import worker_info
 
 
-def plan_for(job: job_pb2.JobSpec, layers: Sequence[LayerInfo], members: Iterable[Member]) -> Plan | MissingWorkers:
-    """The plan of this job on these workers; raises what the planner refuses."""
-    workers = [worker_info(member.registration) for member in members]
-    return make_plan(_settings(job.strategy), layers, workers)
+def plan_for(job: job_pb2.JobSpec, layers: Sequence[LayerInfo], fleet: Fleet) -> Plan | MissingWorkers:
+    """The plan of this job on the workers that are here; raises what the planner refuses."""
+    workers = [worker_info(member.registration) for member in fleet.available]
+    broken = [(finding.worker, finding.peer) for finding in fleet.reach.unreached]
+    return make_plan(_settings(job.strategy), layers, reachable_first(workers, broken))
 
 
 def layers_of(inspected: local_pb2.Inspected) -> tuple[LayerInfo, ...]:

@@ -112,7 +112,7 @@ class RunMachine:
         record = self.record
         record.planned_generation = turn.fleet.generation
         try:
-            plan = plan_for(record.job, record.layers, turn.fleet.available)
+            plan = plan_for(record.job, record.layers, turn.fleet)
         except PipesvcError as error:
             self.fail(turn, failure_of(error))
             return False

@@ -22,6 +22,6 @@ class CoordinatorSettings:
     """Another HOST:PORT by which this machine's users dial it, so that they find the token."""
 
     def __post_init__(self) -> None:
-        parse(self.listen)
+        parse(self.listen, option="--listen")
         if self.advertise:
-            parse(self.advertise)
+            parse(self.advertise, option="--advertise")

@@ -8,7 +8,8 @@ for).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipesvc.core import marks
@@ -47,6 +48,15 @@ class _Placing:
 
     def is_used(self, worker: str) -> bool:
         return any(place.worker == worker for place in self.places.values())
+
+
+def reachable_first(workers: Iterable[WorkerInfo], broken: Iterable[tuple[str, str]]) -> list[WorkerInfo]:
+    """Workers in their order, but those with more broken ways later, so that slots are filled without them.
+
+    `broken` are pairs of names: the first cannot dial the second.
+    """
+    trouble = Counter(name for pair in broken for name in set(pair))
+    return sorted(workers, key=lambda worker: trouble[worker.name])
 
 
 def place(

@@ -11,12 +11,15 @@ import contextlib
 import ipaddress
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pipesvc.errors import ErrorCode, PipesvcError
 
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
+DEFAULT_COORDINATOR: Final = "127.0.0.1:7700"
+COORDINATOR_VARIABLE: Final = "PIPESVC_COORDINATOR"
+
 _WILDCARDS: Final = ("0.0.0.0", "::")
 _MAX_PORT: Final = 65_535
 _ADVICE: Final = "An address is HOST:PORT, such as 127.0.0.1:7700"
@@ -83,14 +86,24 @@ def source_towards(peer: Address, *, prefers_ipv4: bool = True) -> str:
     return ""
 
 
-def parse(text: str, *, default_port: int | None = None) -> Address:
-    """The address in `text`, which is HOST:PORT or [IPV6]:PORT; raises INVALID_JOB on anything else."""
+def parse(text: str, *, option: str = "") -> Address:
+    """The address in `text`, which is HOST:PORT or [IPV6]:PORT; raises INVALID_JOB on anything else.
+
+    `option` is where a person wrote it, for the message.
+    """
+    try:
+        return _parsed(text)
+    except PipesvcError as error:
+        if not option:
+            raise
+        raise PipesvcError.of(replace(error.details, message=f"{option}: {error.details.message}")) from None
+
+
+def _parsed(text: str) -> Address:
     host, port_text = _cut(text.strip())
     if port_text is None:
-        if default_port is None:
-            raise _refusal(text, "has no port")
-        port = default_port
-    elif port_text.isascii() and port_text.isdigit() and len(port_text) <= 5 and int(port_text) <= _MAX_PORT:
+        raise _refusal(text, "has no port")
+    if port_text.isascii() and port_text.isdigit() and len(port_text) <= 5 and int(port_text) <= _MAX_PORT:
         port = int(port_text)
     else:
         raise _refusal(text, f"has {port_text!r} where the port (0 to {_MAX_PORT}) should be")

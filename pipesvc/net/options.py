@@ -48,6 +48,8 @@ _CHANNEL: Final[Options] = (
     # Milliseconds. A peer that vanished without closing its socket is found after time + timeout, not after hours.
     ("grpc.keepalive_time_ms", 4_000),
     ("grpc.keepalive_timeout_ms", 4_000),
+    # Milliseconds. Where the peer's kernel still takes bytes, a ping counts as unanswered by this one (default: 1 min).
+    ("grpc.http2.ping_timeout_ms", 4_000),
     # Count; 0: an idle but open stream is pinged for as long as it is open.
     ("grpc.http2.max_pings_without_data", 0),
     # One connection per channel; else all channels to one target share a socket, and one tensor delays another's beat.

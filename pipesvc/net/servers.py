@@ -123,6 +123,9 @@ def _failure_of_plain_socket(address: Address) -> PipesvcError | None:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((address.host, address.port))
+    except socket.gaierror as error:
+        message = f"cannot listen on {address}: this host does not know the name {address.host} ({error.strerror})"
+        return PipesvcError(ErrorCode.PORT_TAKEN, message, advice="Listen on an address of this machine")
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return _taken(address)

@@ -3,8 +3,9 @@
 The safetensors library wants all tensors in memory; a run's weights are held by many processes, and the coordinator,
 which puts them together, must neither import torch nor hold a model. Each stage streams a file of its own, and `merge`
 copies byte ranges into one. The format: 8 bytes with the header's length (little endian), a JSON header padded with
-spaces to a multiple of 8, then the tensors without gaps. Order as the library has it: widest element types first, so
-that each tensor is aligned, and by name among equals. So files here are the very bytes that the library would write.
+spaces to a multiple of 8, then the tensors without gaps. They lie as the library puts them: widest element types first,
+so that each tensor is aligned, and by name among equals. The header names them in the order of the state dict, which
+the library does not keep; so what a client gets is in the order of the model.
 Tensors that share memory are written once per name, for the format has no aliases.
 """
 
@@ -69,10 +70,14 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """A file without its tensors' bytes: `header` are its first bytes, then come the entries in this order."""
+    """A file without its tensors' bytes: `header` are its first bytes, then come the entries in this order.
+
+    `names` are the same tensors in the order of the model.
+    """
 
     header: bytes
     entries: tuple[Entry, ...]
+    names: tuple[str, ...]
     metadata: dict[str, str]
 
     @property
@@ -81,7 +86,7 @@ class Layout:
 
 
 def make_layout(tensors: Mapping[str, tuple[int, Sequence[int]]], metadata: Mapping[str, str] | None = None) -> Layout:
-    """Lay out tensors given as name -> (element type, shape)."""
+    """Lay out tensors given as name -> (element type, shape), in the order of the model."""
     for name, (element_type, _) in tensors.items():
         if element_type not in DTYPE_NAMES:
             raise PipesvcError(
@@ -89,22 +94,37 @@ def make_layout(tensors: Mapping[str, tuple[int, Sequence[int]]], metadata: Mapp
                 f"{name} has the element type {element_name(element_type)}, which a safetensors file cannot hold",
                 advice="Keep parameters and buffers in another type.",
             )
-    entries = []
+    entries: dict[str, Entry] = {}
     end = 0
     for name in sorted(tensors, key=lambda name: (_RANK_OF_TYPE[tensors[name][0]], name)):
         element_type, shape = tensors[name]
         begin, end = end, end + total_bytes(element_type, shape)
-        entries.append(Entry(name=name, element_type=element_type, shape=tuple(shape), begin=begin, end=end))
+        entries[name] = Entry(name=name, element_type=element_type, shape=tuple(shape), begin=begin, end=end)
     document: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     if _METADATA in tensors:
         _refuse("a tensor", f"it is named {_METADATA}")
-    for entry in entries:
+    for name in tensors:
+        entry = entries[name]
         offsets = [entry.begin, entry.end]
-        dtype = DTYPE_NAMES[entry.element_type]
-        document[entry.name] = {"dtype": dtype, "shape": list(entry.shape), "data_offsets": offsets}
+        document[name] = {
+            "dtype": DTYPE_NAMES[entry.element_type],
+            "shape": list(entry.shape),
+            "data_offsets": offsets,
+        }
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    return Layout(header=len(text).to_bytes(8, "little") + text, entries=tuple(entries), metadata=dict(metadata or {}))
+    return Layout(
+        header=len(text).to_bytes(8, "little") + text,
+        entries=tuple(entries.values()),
+        names=tuple(tensors),
+        metadata=dict(metadata or {}),
+    )
+
+
+def names_in(header: bytes) -> tuple[str, ...]:
+    """The names of a file's tensors in the order of the model; `header` may have more of the file behind it."""
+    num_bytes = int.from_bytes(header[:8], "little")
+    return tuple(name for name in json.loads(header[8 : 8 + num_bytes]) if name != _METADATA)
 
 
 def stream(
@@ -154,10 +174,11 @@ def merge(paths: Sequence[Path], out_path: Path) -> Layout:
 def _union(layouts: Sequence[Layout], paths: Sequence[Path]) -> dict[str, tuple[int, tuple[int, ...]]]:
     tensors: dict[str, tuple[int, tuple[int, ...]]] = {}
     for layout, path in zip(layouts, paths, strict=True):
-        for entry in layout.entries:
-            if entry.name in tensors:
-                _refuse(str(path), f"{entry.name} is in another file too")
-            tensors[entry.name] = (entry.element_type, entry.shape)
+        entries = {entry.name: entry for entry in layout.entries}
+        for name in layout.names:
+            if name in tensors:
+                _refuse(str(path), f"{name} is in another file too")
+            tensors[name] = (entries[name].element_type, entries[name].shape)
     return tensors
 
 
@@ -210,7 +231,7 @@ def _read_layout(file: BinaryIO, name: str) -> Layout:
     actual = os.fstat(file.fileno()).st_size - 8 - num_bytes
     if actual != end:
         _refuse(name, f"{actual} bytes of tensors where {end} were announced")
-    return Layout(header=prefix + text, entries=entries, metadata=metadata)
+    return Layout(header=prefix + text, entries=entries, names=tuple(tensors), metadata=metadata)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -101,6 +101,10 @@ class Agent:
             case "notice":
                 self.say(response.notice.text)
 
+    @property
+    def is_idle(self) -> bool:
+        return self._idle.is_set()
+
     def drain(self) -> None:
         """Take nothing new, and become idle when the present run has ended."""
         self._is_draining = True
@@ -109,7 +113,7 @@ class Agent:
     async def wait_idle(self, limit_s: float) -> bool:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), limit_s)
-        return self._idle.is_set()
+        return self.is_idle
 
     def vanish(self) -> None:
         """End every child and remove every file now, without the event loop."""
@@ -235,7 +239,10 @@ async def _work(agent: Agent, session: Session) -> None:
 async def _drained(agent: Agent, signals: asyncio.Queue[signal.Signals]) -> None:
     """Wait for a signal, then for the present run or a second signal."""
     first = await signals.get()
-    agent.say(f"{first.name}: ends with the present run, in {DRAIN_S:g} s at most; once more ends it at once")
+    if agent.is_idle:
+        agent.say(f"{first.name}: ends")
+    else:
+        agent.say(f"{first.name}: ends with the present run, in {DRAIN_S:g} s at most; once more ends it at once")
     agent.drain()
     idle = asyncio.create_task(agent.wait_idle(DRAIN_S), name="drain")
     second = asyncio.create_task(signals.get(), name="second signal")

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from pipesvc.core.plan import LayerInfo
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model import skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls, data_trial
@@ -35,7 +37,7 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     build = calls.bind(job.model, "the model", where)
     calls.bind_loss(job, where)
     calls.bind_weight(job, where)
-    calls.bind(job.optimizer, "the optimizer", where)
+    _try_arguments(calls.bind(job.optimizer, "the optimizer", where), where)
     if not job.data.is_streamed:
         calls.bind(job.data.source, "the data source", where)
     try:
@@ -57,6 +59,16 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     if misfit is not None:
         inspected.misfit.CopyFrom(misfit)
     port.report(local_pb2.FromChild(inspected=inspected))
+
+
+def _try_arguments(make_optimizer: Callable[..., Any], where: Where) -> None:
+    """A name of an argument that the optimizer does not know. Other refusals may be of this stand-in's making."""
+    try:
+        make_optimizer([torch.nn.Parameter(torch.zeros(1, 1))])
+    except TypeError as cause:
+        raise user_error(ErrorCode.INVALID_JOB, "making the optimizer", cause, where=where) from cause
+    except Exception as cause:
+        _log.info("the optimizer was not tried: %s: %s", type(cause).__name__, cause)
 
 
 def layer_message(layer: LayerInfo) -> local_pb2.LayerInfo:

@@ -42,10 +42,13 @@ class WorkerSettings:
     """How long to dial a coordinator that is not there, at the start and later."""
 
     def __post_init__(self) -> None:
-        parse(self.coordinator)
-        parse(self.listen)
-        if self.advertise and parse(self.advertise).port == 0:
-            raise PipesvcError(ErrorCode.INVALID_JOB, "--advertise needs the port that others shall dial, not 0")
+        parse(self.coordinator, option="--coordinator")
+        parse(self.listen, option="--listen")
+        if self.advertise:
+            said = parse(self.advertise, option="--advertise")
+            if said.port == 0 or said.is_wildcard:
+                message = f"--advertise {self.advertise} is nothing that others can dial"
+                raise PipesvcError(ErrorCode.INVALID_JOB, message, advice="Give the host and port as others reach them")
         if _NAME.fullmatch(self.name) is None:
             advice = "Use up to 63 letters, digits, dots, dashes and underscores"
             raise PipesvcError(ErrorCode.INVALID_JOB, f"{self.name!r} is no name for a worker", advice=advice)

@@ -128,6 +128,17 @@ async def test_peer_that_accepts_but_never_answers_is_lost() -> None:
 
 
 @pytest.mark.asyncio
+async def test_f18_peer_that_falls_silent_while_its_kernel_takes_bytes_is_lost_by_name() -> None:
+    """As behind a stopped process or a full router: TCP has no complaint, so only unanswered pings tell."""
+    async with receiver() as there, Proxy(there.address) as proxy, sending(proxy.address, lost_after_s=0.5) as here:
+        here.send(b"x")
+        await here.sender.drain(20)
+        proxy.is_deaf = True
+        await until(lambda: bool(here.failures), "the loss")
+    assert here.failures[0].code is ErrorCode.LINK_LOST
+
+
+@pytest.mark.asyncio
 async def test_receiver_that_lost_its_state_is_not_mistaken_for_the_same() -> None:
     async with receiver() as first, Proxy(first.address) as proxy, sending(proxy.address) as here:
         here.send(b"x")

@@ -167,6 +167,15 @@ async def test_address_of_another_machine_cannot_be_listened_on() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_name_that_means_nothing_cannot_be_listened_on(capfd: pytest.CaptureFixture[str]) -> None:
+    server = servers.make_server(token=None)
+    with pytest.raises(PipesvcError, match=r"does not know the name no-such-host\.invalid"):
+        servers.bind(server, parse("no-such-host.invalid:0"), is_insecure=True)
+    assert capfd.readouterr().err == ""
+    await server.stop(None)
+
+
+@pytest.mark.asyncio
 async def test_port_whose_connections_have_just_ended_is_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -171,6 +171,7 @@ async def test_an_idle_worker_ends_when_asked(tmp_path: Path) -> None:
     async with worker_of(FakeCoordinator(), tmp_path) as (agent, _):
         agent.process.send_signal(signal.SIGTERM)
         assert await agent.wait(10.0) == 0
+    assert any(line.endswith("SIGTERM: ends") for line in agent.stderr.splitlines())
     assert list(tmp_path.glob("pipesvc-worker-*")) == []
 
 

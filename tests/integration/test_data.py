@@ -133,7 +133,9 @@ def test_a13_named_inputs_and_a_pair_between_stages(cluster: pipesvc.Client) -> 
     links = {link["link"]: link for link in run.links()}
     assert links["0>1/activation"]["num_frames"] == 2 * links["feeder>1/label"]["num_frames"]
     model = jobs.towers()
-    model.load_state_dict(run.state_dict(), strict=True)
+    state = run.state_dict()
+    assert list(state) == list(model.state_dict())
+    model.load_state_dict(state, strict=True)
 
 
 @pytest.mark.parametrize(

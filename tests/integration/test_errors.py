@@ -75,6 +75,13 @@ def test_shapes_that_do_not_fit_between_stages_are_named(cluster: pipesvc.Client
     assert error.details.where.stage == 1
 
 
+def test_an_argument_that_the_optimizer_does_not_know_is_refused_at_submit(cluster: pipesvc.Client) -> None:
+    optimizer = pipesvc.Optimizer(torch.optim.Adam, lrr=0.1)
+    with pytest.raises(PipesvcError, match="unexpected keyword argument 'lrr'") as caught:
+        cluster.submit(make_job(pipesvc.Call(jobs.mlp, depth=1), optimizer=optimizer))
+    assert caught.value.code == ErrorCode.INVALID_JOB
+
+
 @pytest.mark.parametrize(
     ("model", "code", "text"),
     [

@@ -12,6 +12,7 @@ from pipesvc.coordinator.limits import (
     PROBE_ANSWER_BOUND_S,
     REPROBE_S,
 )
+from pipesvc.core.plan import Plan
 from pipesvc.rpc.v1 import worker_pb2
 from tests.unit.coordinator.coordinator_world import World, make_job, make_registration, two_workers
 
@@ -140,7 +141,9 @@ def test_f18_a_plan_over_a_way_that_failed_twice_is_refused_by_name(prober: str,
     world = two_workers()
     for _ in range(2):
         answer(world, prober, **{peer: SILENCE})
-    world.submit()
+    job = make_job()
+    job.strategy.placement.update({"stage:0": "a", "stage:1": "b"})
+    world.submit(job=job)
     error = world.run().error
     assert (world.state(), error.code, error.worker) == ("FAILED", "LINK_LOST", peer)
     assert f"worker {prober} cannot reach" in error.message
@@ -177,12 +180,25 @@ def test_a_way_that_a_plan_does_not_take_does_not_matter() -> None:
     assert world.run().warnings == []
 
 
+def test_f18_a_worker_that_cannot_be_reached_is_left_out_where_others_suffice() -> None:
+    world = two_workers()
+    world.add_worker("c")
+    for _ in range(2):
+        answer(world, "a", b=SILENCE)
+        answer(world, "c", b=SILENCE)
+    world.submit(job=make_job(num_stages=2))
+    assert world.state() == "COMPLETED"
+    plan = Plan.from_json(world.run().plan_json)
+    assert plan.workers == ("a", "c")
+
+
 @pytest.mark.parametrize("clips", [False, True])
 def test_with_clipping_every_stage_speaks_with_the_first(clips: bool) -> None:
     world = two_workers()
     world.add_worker("c")
     job = make_job(num_stages=3)
     job.clip_norm = 1.0 if clips else 0.0
+    job.strategy.placement.update({"stage:0": "a", "stage:1": "b", "stage:2": "c"})
     for _ in range(2):
         answer(world, "c", a=SILENCE)
     world.submit(job=job)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipesvc.core.placement import reachable_first
 from pipesvc.core.plan import LayerInfo, Plan, StrategySettings, WorkerInfo
 from pipesvc.core.planner import MissingWorkers, make_plan
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -159,3 +160,12 @@ def test_f19_workers_that_may_still_come_are_awaited_by_name(
 def test_without_a_number_of_stages_the_workers_that_are_there_suffice() -> None:
     assert _plan(_layers("", "", ""), _workers(a=CPU)).num_stages == 1
     assert _plan(_layers("", ""), _workers(a=CPU, b=CPU, c=CPU)).num_stages == 2
+
+
+def test_slots_are_filled_without_workers_that_others_cannot_reach() -> None:
+    workers = [WorkerInfo(name=name, devices=("cpu",)) for name in ("a", "l", "b")]
+    assert reachable_first(workers, []) == workers
+    ordered = reachable_first(workers, [("a", "l"), ("b", "l"), ("l", "l")])
+    assert [worker.name for worker in ordered] == ["a", "b", "l"]
+    # Who cannot dial anyone is the one in trouble, not those that it cannot dial.
+    assert [worker.name for worker in reachable_first(workers, [("a", "l"), ("a", "b")])] == ["l", "b", "a"]

@@ -22,10 +22,9 @@ def test_reads_and_writes(text: str, host: str, port: int, written: str) -> None
     assert parse(written) == address
 
 
-def test_default_port_only_where_none_is_given() -> None:
-    assert parse("box", default_port=7700) == Address(host="box", port=7700)
-    assert parse("[::1]", default_port=7700) == Address(host="::1", port=7700)
-    assert parse("box:1", default_port=7700).port == 1
+def test_the_option_is_named_in_which_a_person_wrote_it() -> None:
+    with pytest.raises(PipesvcError, match=r"--listen: the address 'box' has no port"):
+        parse("box", option="--listen")
 
 
 @pytest.mark.parametrize(

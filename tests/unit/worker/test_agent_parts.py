@@ -34,6 +34,7 @@ def test_the_agent_imports_no_torch() -> None:
         ("coordinator", "nowhere"),
         ("listen", "127.0.0.1"),
         ("advertise", "host:0"),
+        ("advertise", "0.0.0.0:7000"),
         ("name", ""),
         ("name", "a/b"),
         ("num_threads", -1),
