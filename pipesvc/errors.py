@@ -88,6 +88,8 @@ CATALOGUE: Final[dict[ErrorCode, tuple[str, int]]] = {
 }
 
 
+# A line that people read; a user's exception may say a whole tensor.
+MAX_MESSAGE_CHARS: Final = 2_000
 _ESCAPED: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
@@ -138,15 +140,21 @@ class ErrorDetails:
 
 
 def printable(text: str) -> str:
-    """Control characters as they are written in code: what user code says may hold some that change a terminal."""
-    return text.translate(_ESCAPED)
+    """Control characters, and halves of characters, as they are written in code.
+
+    What user code says may hold some that change a terminal, or that no message can carry.
+    """
+    return text.translate(_ESCAPED).encode("utf-8", "backslashreplace").decode()
 
 
 class PipesvcError(Exception):
     """An error with its place and the way out: `str(error)` is one line, `error.details` has the remote traceback."""
 
     def __init__(self, code: ErrorCode, message: str, *, advice: str = "", where: Where | None = None) -> None:
-        self.details = ErrorDetails(code=code, message=printable(message), advice=advice, where=where or Where())
+        text = printable(message)
+        if len(text) > MAX_MESSAGE_CHARS:
+            text = f"{text[:MAX_MESSAGE_CHARS]}... ({len(text) - MAX_MESSAGE_CHARS} characters more)"
+        self.details = ErrorDetails(code=code, message=text, advice=advice, where=where or Where())
         super().__init__(str(self.details))
 
     @classmethod

@@ -6,6 +6,7 @@ The planner is pure mathematics over its own values; this is the one place where
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from pipesvc.coordinator.failures import failure
@@ -58,17 +59,25 @@ def unreachable(job: job_pb2.JobSpec, plan: Plan, fleet: Fleet, now_s: float) ->
     return None
 
 
-def unfit(misfit: local_pb2.DataMisfit, plan: Plan | MissingWorkers) -> types_pb2.ErrorReport | None:
-    """What the data met in the model, where that is certain: it was tried on a CPU, so a GPU's layer is left alone."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unfit:
+    """What the data met, and the worker that would meet it in a run."""
+
+    worker: str
+    error: types_pb2.ErrorReport
+
+
+def unfit(misfit: local_pb2.DataMisfit, plan: Plan | MissingWorkers) -> Unfit | None:
+    """What a trial says of this plan. It was made on a CPU, so a layer that a GPU will hold is left alone."""
     if isinstance(plan, MissingWorkers) or not misfit.HasField("error"):
         return None
-    if not misfit.HasField("layer"):
-        return misfit.error
-    stage = next(stage for stage in plan.stages if stage.first_layer <= misfit.layer < stage.end_layer)
     error = types_pb2.ErrorReport()
     error.CopyFrom(misfit.error)
+    if not misfit.HasField("layer"):
+        return Unfit(worker=plan.feeder_worker, error=error)
+    stage = next(stage for stage in plan.stages if stage.first_layer <= misfit.layer < stage.end_layer)
     error.stage = stage.index
-    return error if stage.device == "cpu" else None
+    return Unfit(worker=stage.worker, error=error) if stage.device == "cpu" else None
 
 
 def _unreached_in(job: job_pb2.JobSpec, plan: Plan, fleet: Fleet) -> list[Unreached]:

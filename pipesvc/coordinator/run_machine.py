@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from pipesvc.coordinator import saves
+from pipesvc.coordinator import inspection, saves
 from pipesvc.coordinator.events import ConcludeRun, RecordApplied, RecordStep
 from pipesvc.coordinator.failures import failure, failure_of, lost, no_batch, not_ready, placed, step_timed_out
 from pipesvc.coordinator.fleet import Loss, Member
@@ -26,7 +26,7 @@ from pipesvc.coordinator.limits import (
     MAX_INSPECTIONS,
     STOP_BOUND_S,
 )
-from pipesvc.coordinator.planning import layers_of, plan_for, plan_warnings, unfit, unreachable
+from pipesvc.coordinator.planning import plan_for, plan_warnings, unreachable
 from pipesvc.coordinator.run_record import STATES, Child, Phase, RunRecord
 from pipesvc.coordinator.run_view import ended_message, role_name
 from pipesvc.coordinator.step_ledger import StepLedger
@@ -75,12 +75,11 @@ class RunMachine:
             self._run_out(turn)
 
     def _try_inspect(self, turn: Turn, inspecting: frozenset[str]) -> None:
-        free = [member for member in turn.fleet.available if member.name not in inspecting]
-        if not free:
-            return
         record = self.record
-        member = min(free, key=lambda member: len(member.children))
-        record.inspector = {member.name: member.incarnation}
+        member = inspection.next_inspector(record, turn.fleet, inspecting)
+        if member is None:
+            return
+        record.inspector, record.layers = {member.name: member.incarnation}, ()
         record.num_inspections += 1
         self._enter(Phase.INSPECTING, turn.now_s, record.job.build_timeout_s)
         turn.start_inspector(record, member.name, member.incarnation)
@@ -116,8 +115,11 @@ class RunMachine:
         except PipesvcError as error:
             self.fail(turn, failure_of(error))
             return False
-        if (misfit := unfit(record.misfit, plan)) is not None:
-            self.fail(turn, misfit)
+        if (refusal := inspection.refusal(record, plan)) is not None:
+            self.fail(turn, refusal)
+            return False
+        if inspection.needs_confirmation(record, plan):
+            self._enter(Phase.WANTING_INSPECTOR, turn.now_s, record.job.worker_wait_s)
             return False
         record.is_changed = True
         if isinstance(plan, MissingWorkers):
@@ -152,13 +154,13 @@ class RunMachine:
         if (record.inspector if is_inspector else record.crew).get(member.name) != member.incarnation:
             return
         match report.WhichOneof("message"):
-            case "failed":
-                if not is_inspector or record.phase is Phase.INSPECTING:
-                    self.fail(turn, placed(report.failed, member))
+            case "failed" if not is_inspector or (record.phase is Phase.INSPECTING and not record.layers):
+                self.fail(turn, placed(report.failed, member))
+            case "failed" if record.phase is Phase.INSPECTING:
+                self._end_inspection(turn)
             case "inspected" if is_inspector and record.phase is Phase.INSPECTING:
-                record.layers, record.misfit = layers_of(report.inspected), report.inspected.misfit
-                record.unstopped = turn.stop_children(record, record.inspector.items(), "the model is inspected")
-                self._enter(Phase.ENDING_INSPECTION, turn.now_s, STOP_BOUND_S)
+                if inspection.reported(record, member.name, report.inspected):
+                    self._end_inspection(turn)
             case "ready" if record.phase is Phase.BUILDING:
                 self._ready(turn, Child(member.name, role), report.ready)
             case "batch_announced" | "data_ended" | "step_applied" if record.phase in (Phase.BUILDING, Phase.RUNNING):
@@ -167,6 +169,11 @@ class RunMachine:
                     self._count(turn, member, report)
                 except PipesvcError as error:
                     self.fail(turn, placed(failure_of(error), member))
+
+    def _end_inspection(self, turn: Turn) -> None:
+        record = self.record
+        record.unstopped = turn.stop_children(record, record.inspector.items(), "the model is inspected")
+        self._enter(Phase.ENDING_INSPECTION, turn.now_s, STOP_BOUND_S)
 
     def _ready(self, turn: Turn, child: Child, ready: local_pb2.Ready) -> None:
         record = self.record
@@ -318,12 +325,17 @@ class RunMachine:
         """The deadline of a phase has passed."""
         record = self.record
         match record.phase:
+            case Phase.WANTING_INSPECTOR if turn.fleet.available:
+                # All of them inspect for runs that came earlier, each within a limit of its own.
+                record.deadline_s = turn.now_s + record.job.worker_wait_s
             case Phase.WANTING_INSPECTOR:
-                self._inspector_missing(turn)
+                self.fail(turn, inspection.nobody_came(record))
             case Phase.WANTING_WORKERS:
                 message = f"{record.missing_text}: they did not come within {record.job.worker_wait_s:g} s"
                 advice = "Start the missing workers, or ask for fewer stages"
                 self.fail(turn, failure(ErrorCode.MISSING_WORKER, message, advice=advice))
+            case Phase.INSPECTING if record.layers:
+                self._end_inspection(turn)
             case Phase.INSPECTING:
                 whom = [f"the inspector on {worker}" for worker in record.inspector]
                 self.fail(turn, not_ready(whom, record.job.build_timeout_s))
@@ -336,15 +348,6 @@ class RunMachine:
                     self._stopped(turn, worker)
             case Phase.CONCLUDING:
                 self.concluded(f"nothing was heard of it for {CONCLUDE_BOUND_S:g} s")
-
-    def _inspector_missing(self, turn: Turn) -> None:
-        record = self.record
-        if turn.fleet.available:
-            # All of them inspect for runs that came earlier, each within a limit of its own.
-            record.deadline_s = turn.now_s + record.job.worker_wait_s
-            return
-        message = f"no worker registered within {record.job.worker_wait_s:g} s"
-        self.fail(turn, failure(ErrorCode.MISSING_WORKER, message, advice="Start workers with `pipesvc worker`"))
 
     def _stop_failed(self, turn: Turn, error: types_pb2.ErrorReport) -> None:
         record = self.record

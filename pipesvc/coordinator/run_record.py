@@ -86,6 +86,9 @@ class RunRecord:
     inspector: dict[str, str] = field(default_factory=dict)
     crew: dict[str, str] = field(default_factory=dict)
     num_inspections: int = 0
+    # The worker whose inspector spoke last, and the one that is asked whether it finds the same; "": none yet.
+    inspected_on: str = ""
+    confirmer: str = ""
     layers: tuple[LayerInfo, ...] = ()
     misfit: local_pb2.DataMisfit = field(default_factory=local_pb2.DataMisfit)
     missing_text: str = ""

@@ -1,8 +1,8 @@
 """Tries the first micro-batch in the model when a job is submitted, so that sizes that do not fit are told at once.
 
 Only the truth is told: the layers are the real ones, the rows are the source's own, and what cannot be tried here (a
-stream, a large model, a source that is slow or that this host cannot read) is left to the first step, which names the
-same fault. A layer that a GPU will hold may well fail on this CPU, so the coordinator, who knows the plan, decides.
+stream, a large model, a source that is slow) is left to the first step, which names the same fault. What fails on this
+host may not fail on the one that the plan gives the layer to, so the coordinator, who knows the plan, decides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from pipesvc.errors import ErrorCode, ErrorDetails, PipesvcError, Where
+from pipesvc.errors import ErrorDetails, PipesvcError, Where
 from pipesvc.model import sequence, skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.wire import tree
@@ -32,9 +32,6 @@ from pipesvc.worker.progress import ProgressReporter
 MAX_MODEL_BYTES: Final = 128 << 20
 # Source, build and forward together. Every submission waits for it.
 TRIAL_LIMIT_S: Final = 3.0
-
-# What a package, a file or the memory of this host lacks says nothing of the host that will hold the layer.
-_OF_THIS_HOST: Final = (ImportError, OSError, MemoryError)
 
 _log = logging.getLogger("pipesvc.inspector")
 
@@ -66,8 +63,6 @@ def _try(job: job_pb2.JobSpec, where: Where, progress: ProgressReporter) -> loca
     try:
         batch = first_batch(job, where)
     except PipesvcError as error:
-        if error.code is not ErrorCode.INVALID_JOB:
-            raise
         return _misfit(error.details)
     progress.busy("trying the first micro-batch in the model")
     layers = skeleton.whole(calls.bind(job.model, "the model", where), job.seed)
@@ -77,8 +72,8 @@ def _try(job: job_pb2.JobSpec, where: Where, progress: ProgressReporter) -> loca
     try:
         _forward(layers, batch, calls.bind_loss(job, where))
     except PipesvcError as error:
-        if isinstance(error.__cause__, _OF_THIS_HOST):
-            raise
+        if isinstance(error.__cause__, MemoryError):
+            raise  # no worker will hold all layers
         details = error.at(where).details
         message = f"tried before the start, the first micro-batch does not pass the model: {details.message}"
         details = replace(details, message=message, where=replace(details.where, stage=None))

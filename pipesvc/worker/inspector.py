@@ -20,6 +20,7 @@ from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model import skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls, data_trial
+from pipesvc.worker.executor.main import optimizer_maker
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -37,7 +38,7 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     build = calls.bind(job.model, "the model", where)
     calls.bind_loss(job, where)
     calls.bind_weight(job, where)
-    _try_arguments(calls.bind(job.optimizer, "the optimizer", where), where)
+    _try_optimizer(calls.bind(job.optimizer, "the optimizer", where), where)
     if not job.data.is_streamed:
         calls.bind(job.data.source, "the data source", where)
     try:
@@ -46,7 +47,9 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
         raise error.at(where) from error.__cause__
     except Exception as cause:
         raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=where) from cause
-    inspected = local_pb2.Inspected(layers=map(layer_message, layers))
+    inspected = local_pb2.Inspected(layers=map(layer_message, layers), is_trying=True)
+    port.report(local_pb2.FromChild(inspected=inspected))
+    inspected.is_trying = False
 
     def give_up() -> None:
         _log.info("the first batch did not pass the model within %g s: the first step tells", data_trial.TRIAL_LIMIT_S)
@@ -61,14 +64,14 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     port.report(local_pb2.FromChild(inspected=inspected))
 
 
-def _try_arguments(make_optimizer: Callable[..., Any], where: Where) -> None:
-    """A name of an argument that the optimizer does not know. Other refusals may be of this stand-in's making."""
+def _try_optimizer(make_optimizer: Callable[..., Any], where: Where) -> None:
+    """Refuses arguments that it does not take. What else it says may be of this stand-in's making."""
     try:
-        make_optimizer([torch.nn.Parameter(torch.zeros(1, 1))])
-    except TypeError as cause:
-        raise user_error(ErrorCode.INVALID_JOB, "making the optimizer", cause, where=where) from cause
-    except Exception as cause:
-        _log.info("the optimizer was not tried: %s: %s", type(cause).__name__, cause)
+        optimizer_maker(make_optimizer, where)([torch.nn.Parameter(torch.zeros(1, 1))])
+    except PipesvcError as error:
+        if isinstance(error.__cause__, TypeError | ValueError | None):
+            raise
+        _log.info("the optimizer was not tried: %s", error)
 
 
 def layer_message(layer: LayerInfo) -> local_pb2.LayerInfo:

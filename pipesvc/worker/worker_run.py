@@ -171,7 +171,7 @@ class WorkerRun:
         if kind == "progress":
             self._progress[role] = message.progress
             return
-        if kind in ("failed", "inspected"):
+        if kind == "failed" or (kind == "inspected" and not message.inspected.is_trying):
             self._explained.add(role)
         self._has_all_data |= kind == "data_ended"
         report = worker_pb2.ChildReport(run_id=self.run_id, role=role, report=message)

@@ -134,36 +134,6 @@ def mismatched() -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH + 1, NUM_CLASSES))
 
 
-_of_the_main_thread = threading.local()
-_of_the_main_thread.scale = 0.5
-
-
-class NeedsTheMainThread(nn.Module):
-    """State of the thread that imported this, as some libraries keep it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        scaled: Tensor = x * _of_the_main_thread.scale
-        return scaled
-
-
-def bound_to_its_thread() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), NeedsTheMainThread(), nn.Linear(WIDTH, NUM_CLASSES))
-
-
-class LacksAFile(nn.Module):
-    """Fails where a run is inspected, as a host does that has no copy of some file; a run goes past it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if threading.active_count() > 1 and any(each.name.startswith("Thread-") for each in threading.enumerate()):
-            raise FileNotFoundError("no such file on this host")
-        return x
-
-
-def lacks_a_file() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), LacksAFile(), nn.Linear(WIDTH, NUM_CLASSES))
-
-
 def exits_in_the_source(num_rows: int = 80) -> Iterator[tuple[Tensor, Tensor]]:
     yield from samples(num_rows // 20)
     os._exit(3)
@@ -206,6 +176,11 @@ def needs_a_package() -> nn.Sequential:
 def source_that_raises(num_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
     yield from samples(num_rows)
     raise KeyError("row 17 is torn")
+
+
+def ragged_samples() -> Iterator[tuple[Tensor, Tensor]]:
+    for i in range(20):
+        yield torch.zeros(WIDTH + i % 2), torch.tensor(0)
 
 
 def source_that_blocks(num_rows: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import pipesvc
 from pipesvc.errors import ErrorCode, PipesvcError
-from tests.integration import jobs
+from tests.integration import choosy, jobs
 
 
 def make_job(data: Any, **changes: Any) -> pipesvc.Job:
@@ -205,13 +205,43 @@ def test_a13_what_cannot_be_tried_is_named_by_the_first_step(cluster: pipesvc.Cl
     assert (caught.value.code, where.step, where.stage) == (ErrorCode.STAGE_FAILED, 1, 0)
 
 
-@pytest.mark.parametrize("model", [jobs.bound_to_its_thread, jobs.lacks_a_file])
-def test_a13_what_would_train_is_not_refused(cluster: pipesvc.Client, model: Any) -> None:
-    """Code that is bound to the main thread, and a fault that lies in the host that inspects."""
-    assert len(losses(cluster, make_job(pipesvc.DataSource(jobs.samples, batch_size=8), model=model))) == 10
+def test_a13_code_that_is_bound_to_the_main_thread_is_not_refused(cluster: pipesvc.Client) -> None:
+    job = make_job(pipesvc.DataSource(jobs.samples, batch_size=8), model=choosy.bound_to_its_thread)
+    assert len(losses(cluster, job)) == 10
+
+
+@pytest.mark.parametrize("lacks", ["variable", "instruction"])
+@pytest.mark.parametrize("worker", ["worker-0", "worker-3"])
+def test_a13_what_works_on_the_worker_of_its_stage_is_not_refused(
+    cluster: pipesvc.Client, worker: str, lacks: str
+) -> None:
+    """Whoever inspects first, one of the two models is inspected where it cannot work."""
+    places = {"stage:0": "worker-1", "stage:1": worker}
+    job = make_job(
+        pipesvc.DataSource(jobs.samples, batch_size=8),
+        model=pipesvc.Call(choosy.only_on, worker=worker, lacks=lacks),
+        strategy=pipesvc.Strategy(micro_batches=4, boundaries=(1,), placement=places),
+    )
+    assert len(losses(cluster, job)) == 10
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (pipesvc.Call(jobs.source_that_raises, num_rows=3), "row 17 is torn"),
+        (jobs.ragged_samples, "do not make a batch"),
+        (pipesvc.Call(jobs.samples, num_rows="many"), "TypeError"),
+    ],
+)
+def test_a16_a_source_that_fails_at_once_is_refused_at_submit(cluster: pipesvc.Client, source: Any, text: str) -> None:
+    with pytest.raises(PipesvcError, match=text) as caught:
+        cluster.submit(make_job(pipesvc.DataSource(source, batch_size=8)))
+    assert caught.value.code == ErrorCode.DATA_SOURCE_FAILED
 
 
 def test_a13_a_source_that_ends_the_process_is_named(cluster: pipesvc.Client) -> None:
-    with pytest.raises(PipesvcError, match="exit code 3 while reading a first batch from the data source") as caught:
-        cluster.submit(make_job(pipesvc.DataSource(jobs.exits_in_the_source, batch_size=8)))
+    """By the run: a trial that kills its process may do so for a reason of that worker's own."""
+    run = cluster.submit(make_job(pipesvc.DataSource(jobs.exits_in_the_source, batch_size=8)))
+    with pytest.raises(PipesvcError, match="feeder ended with exit code 3") as caught:
+        run.wait()
     assert caught.value.code == ErrorCode.CHILD_DIED

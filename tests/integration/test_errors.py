@@ -75,11 +75,21 @@ def test_shapes_that_do_not_fit_between_stages_are_named(cluster: pipesvc.Client
     assert error.details.where.stage == 1
 
 
-def test_an_argument_that_the_optimizer_does_not_know_is_refused_at_submit(cluster: pipesvc.Client) -> None:
-    optimizer = pipesvc.Optimizer(torch.optim.Adam, lrr=0.1)
-    with pytest.raises(PipesvcError, match="unexpected keyword argument 'lrr'") as caught:
+@pytest.mark.parametrize(
+    ("optimizer", "code", "text"),
+    [
+        (pipesvc.Optimizer(torch.optim.Adam, lrr=0.1), ErrorCode.BUILD_FAILED, "unexpected keyword argument 'lrr'"),
+        (pipesvc.Optimizer(torch.optim.SGD, lr=-1.0), ErrorCode.BUILD_FAILED, "Invalid learning rate: -1.0"),
+        (pipesvc.Optimizer(torch.nn.ParameterList), ErrorCode.INVALID_JOB, "is a ParameterList, not"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_made_is_refused_at_submit(
+    cluster: pipesvc.Client, optimizer: pipesvc.Optimizer, code: ErrorCode, text: str
+) -> None:
+    with pytest.raises(PipesvcError) as caught:
         cluster.submit(make_job(pipesvc.Call(jobs.mlp, depth=1), optimizer=optimizer))
-    assert caught.value.code == ErrorCode.INVALID_JOB
+    assert caught.value.code == code
+    assert text in str(caught.value)
 
 
 @pytest.mark.parametrize(

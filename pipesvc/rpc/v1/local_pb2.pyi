@@ -177,12 +177,14 @@ class DataMisfit(_message.Message):
     def __init__(self, error: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., layer: _Optional[int] = ...) -> None: ...
 
 class Inspected(_message.Message):
-    __slots__ = ("layers", "misfit")
+    __slots__ = ("layers", "misfit", "is_trying")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MISFIT_FIELD_NUMBER: _ClassVar[int]
+    IS_TRYING_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[LayerInfo]
     misfit: DataMisfit
-    def __init__(self, layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ..., misfit: _Optional[_Union[DataMisfit, _Mapping]] = ...) -> None: ...
+    is_trying: bool
+    def __init__(self, layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ..., misfit: _Optional[_Union[DataMisfit, _Mapping]] = ..., is_trying: _Optional[bool] = ...) -> None: ...
 
 class BatchAnnounced(_message.Message):
     __slots__ = ("step", "epoch", "shares", "rows")

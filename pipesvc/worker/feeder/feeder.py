@@ -6,7 +6,6 @@ stages. One thread owns the port; the reader's thread only wakes it.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import time
@@ -28,8 +27,6 @@ from pipesvc.worker.progress import ProgressReporter
 IDLE_WAIT_S: Final = 1.0
 # Given to a source that is in the middle of a batch when the run ends.
 CLOSE_WAIT_S: Final = 1.0
-
-_log = logging.getLogger("pipesvc.feeder")
 
 
 class Supply(Protocol):
@@ -56,8 +53,6 @@ class FeederSettings:
     num_stages: int
     is_double_buffered: bool
     timeout_s: float
-    # 0: as many as the epochs give.
-    max_steps: int
     where: Where
 
 
@@ -129,9 +124,6 @@ class Feeder:
                 self._announce(arrival)
             case SourceEnded():
                 self._has_ended = True
-                if self._num_announced < self._settings.max_steps:
-                    asked = self._settings.max_steps
-                    _log.warning("the data ended after %d of %d steps: raise epochs=", self._num_announced, asked)
                 self._port.report(local_pb2.FromChild(data_ended=local_pb2.DataEnded(num_steps=self._num_announced)))
             case PipesvcError():
                 raise arrival

@@ -58,7 +58,6 @@ def _feeder(port: PortLike, assignment: local_pb2.Assignment, where: Where, wake
         num_stages=plan.num_stages,
         is_double_buffered=job.data.double_buffer,
         timeout_s=job.data.timeout_s,
-        max_steps=job.max_steps,
         where=where,
     )
     return Feeder(port, supply, prepare, settings, wake_fd)

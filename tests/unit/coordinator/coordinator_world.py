@@ -112,7 +112,10 @@ class World:
         self.workers: dict[str, SimulatedWorker] = {}
         self.commands: list[events.Command] = []
         self.holds_merges = self.holds_conclusions = False
+        # What a trial of the data finds, and on which workers (all: None); and where it kills the inspector.
         self.misfit: local_pb2.DataMisfit | None = None
+        self.misfit_on: set[str] | None = None
+        self.dies_trying_on: set[str] = set()
         self._num_sessions = 0
         self._queue: deque[events.Event] = deque()
 
@@ -221,7 +224,14 @@ class World:
         role, run_id = assignment.role, assignment.run_id
         if role == types_pb2.ROLE_INSPECTOR:
             layers = [local_pb2.LayerInfo(name=str(index), type="Linear") for index in range(self.num_layers)]
-            inspected = local_pb2.Inspected(layers=layers, misfit=self.misfit)
+            trying = local_pb2.Inspected(layers=layers, is_trying=True)
+            self._report(worker, run_id, role, "trying", local_pb2.FromChild(inspected=trying))
+            if worker.name in self.dies_trying_on:
+                died = types_pb2.ErrorReport(code=ErrorCode.CHILD_DIED.value, message="killed by SIGILL")
+                self._report(worker, run_id, role, "failed", local_pb2.FromChild(failed=died))
+                return
+            misfit = self.misfit if self.misfit_on is None or worker.name in self.misfit_on else None
+            inspected = local_pb2.Inspected(layers=layers, misfit=misfit)
             self._report(worker, run_id, role, "inspected", local_pb2.FromChild(inspected=inspected))
             return
         worker.plan, worker.applied, worker.unsaved = Plan.from_json(assignment.plan_json), {}, set()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from pipesvc.coordinator.limits import BEAT_TIMEOUT_S, DATA_GRACE_S, ECHO_WAIT_S
 from pipesvc.errors import ErrorCode
 from pipesvc.rpc.v1 import local_pb2, types_pb2
@@ -127,6 +129,7 @@ def test_a_plan_that_cannot_be_is_refused_behind_a_running_run() -> None:
 def test_an_inspector_that_fails_fails_the_run() -> None:
     world = World()
     world.add_worker("a", mute="inspected")
+    world.workers["a"].mute.add("trying")
     world.submit()
     failed = types_pb2.ErrorReport(code="IMPORT_FAILED", message="no module named user")
     world.say("a", types_pb2.ROLE_INSPECTOR, local_pb2.FromChild(failed=failed))
@@ -156,6 +159,7 @@ def test_building_has_a_limit_that_names_who_is_late() -> None:
 def test_inspecting_has_a_limit() -> None:
     world = World()
     world.add_worker("a", mute="inspected")
+    world.workers["a"].mute.add("trying")
     world.submit()
     world.pass_time(60.2)
     assert world.run().error.code == "BUILD_TIMED_OUT"
@@ -251,3 +255,48 @@ def test_a13_a_batch_that_is_unfit_by_itself_is_refused_wherever_the_stages_are(
     run = world.submit()
     assert run.error.message == "tried: no fit"
     assert not run.error.HasField("stage")
+
+
+def inspectors(world: World) -> list[str]:
+    return [
+        worker.name
+        for worker in world.workers.values()
+        for start in worker.commands("start_child")
+        if start.start_child.assignment.role == types_pb2.ROLE_INSPECTOR
+    ]
+
+
+@pytest.mark.parametrize(("layer", "owner"), [(0, "a"), (3, "b"), (None, "a")])
+def test_a13_what_another_worker_cannot_do_is_looked_at_again_by_the_one_that_will(
+    layer: int | None, owner: str
+) -> None:
+    world = two_workers()
+    world.misfit, world.misfit_on = misfit(layer), {"a", "b"} - {owner}
+    world.submit()
+    assert world.state() == "COMPLETED"
+    assert set(inspectors(world)) <= {"a", "b"}
+    assert owner in inspectors(world)
+
+
+def test_a13_a_finding_is_confirmed_once_and_by_the_worker_that_will_hold_the_layer() -> None:
+    world = two_workers()
+    world.misfit = misfit(layer=3)
+    assert world.submit().error.stage == 1
+    assert sorted(inspectors(world)) == ["a", "b"]
+
+
+def test_a13_a_trial_that_kills_its_inspector_is_left_to_the_run() -> None:
+    world = two_workers()
+    world.dies_trying_on = {"a", "b"}
+    world.submit()
+    assert world.state() == "COMPLETED"
+
+
+def test_a13_a_trial_that_does_not_end_is_left_to_the_run() -> None:
+    world = two_workers()
+    for worker in world.workers.values():
+        worker.mute.add("inspected")
+    world.submit()
+    assert world.state() == "INSPECTING"
+    world.pass_time(61)
+    assert world.state() == "COMPLETED"
