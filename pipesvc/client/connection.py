@@ -246,7 +246,7 @@ class Client:
             raise PipesvcError(
                 ErrorCode.TIMED_OUT,
                 f"the run has no plan after {limit_s:g} s",
-                advice=f"It goes on: `pipesvc watch {run_id}`",
+                advice=self.farewell(run_id),
                 where=Where(run_id=run_id),
             ) from None
 

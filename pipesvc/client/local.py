@@ -194,7 +194,7 @@ class LocalCluster:
         return exit_code
 
     def _connect(self, deadline: float) -> Client:
-        client = Client(self.address, token_file=self.token_file)
+        client = _LocalClient(self.address, token_file=self.token_file)
         while True:
             try:
                 client.status()
@@ -232,6 +232,14 @@ class LocalCluster:
 
     def _last_words(self, name: str) -> str:
         return " | ".join(self.log_text(name).strip().splitlines()[-_NUM_LAST_LINES:]) or "it wrote nothing"
+
+
+class _LocalClient(Client):
+    """A client whose runs do not outlive this process, for their coordinator does not."""
+
+    def farewell(self, run_id: str) -> str:
+        end = f"The run {run_id} ends with its LocalCluster, at the latest with this process"
+        return f"{end}; until then: client.attach({run_id!r})"
 
 
 def train(job: Job, num_workers: int = 2) -> list[float]:
