@@ -14,10 +14,11 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from pipesvc.cli_errors import error_line, os_error_line, show_warning
 from pipesvc.cli_options import Coordinator, JobName, RunId, TokenFile, connect
 from pipesvc.cli_plan import plan as plan_command
 from pipesvc.cli_profile import profile
@@ -91,9 +92,12 @@ def worker(
     ] = 600.0,
 ) -> None:
     """Run a worker: it holds stages of the model and computes."""
+    from pipesvc.client import checks
     from pipesvc.worker.agent import main as run_worker
     from pipesvc.worker.settings import WorkerSettings
 
+    if name:
+        checks.text("--name", name, most=63)
     settings = WorkerSettings(
         coordinator=coordinator,
         name=name or f"{platform.node() or 'worker'}-{os.getpid()}",
@@ -264,28 +268,9 @@ def _follow(run: Run) -> None:
         raise cancelled(run.run_id)
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    print(f"pipesvc: {category.__name__}: {message}", file=file or sys.stderr)
-
-
-def error_line(error: PipesvcError) -> str:
-    """The error in one line, and where its traceback is."""
-    text = " ".join(str(error).split())
-    if error.details.traceback and error.details.where.run_id:
-        text += f" (traceback: pipesvc logs {error.details.where.run_id})"
-    return f"pipesvc: {text}"
-
-
 def main() -> NoReturn:
     """The entry point."""
-    warnings.showwarning = _show_warning
+    warnings.showwarning = show_warning
     try:
         app()
     except PipesvcError as error:
@@ -295,6 +280,6 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        print(f"pipesvc: {error}", file=sys.stderr, flush=True)
+        print(os_error_line(error), file=sys.stderr, flush=True)
         sys.exit(1)
     sys.exit(0)

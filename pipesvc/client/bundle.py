@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipesvc.client.checks import shown
 from pipesvc.client.locality import SourceFile, find_root, is_local
 from pipesvc.client.module_code import find_submission
 from pipesvc.client.references import refuse
@@ -138,7 +139,12 @@ def _included(patterns: Sequence[str], root: Path) -> Iterator[Path]:
     for pattern in patterns:
         if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
             raise refuse(f"include has {pattern!r}, which leads out of {root}", "Name files below that directory")
-        matches = sorted(root.glob(pattern))
+        try:
+            matches = sorted(root.glob(pattern))
+        except (ValueError, IndexError, OSError):  # of pathlib, for "**x", "." and what is too long
+            raise refuse(
+                f"include has {shown(pattern)}, which is no pattern of files", "Correct or remove it"
+            ) from None
         if not matches:
             raise refuse(f"include has {pattern!r}, which matches nothing below {root}", "Correct or remove it")
         for match in matches:

@@ -10,18 +10,17 @@ from __future__ import annotations
 import functools
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from types import MethodType
-from typing import Any
+from typing import Any, Final
 
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.client.checks import refuse, shown
 
 _WAY_OUT = "Write a function at the top level of a file, and pass values with pipesvc.Call(function, name=value)"
-
-
-def refuse(message: str, advice: str = "") -> PipesvcError:
-    """The one error of a job that contradicts itself."""
-    return PipesvcError(ErrorCode.INVALID_JOB, message, advice=advice)
+# What Python reads back: a whole number of at most so many digits, and lists in lists far from its recursion limit.
+_NUMBER_END: Final = 10**sys.int_info.default_max_str_digits
+_MAX_DEPTH: Final = 100
 
 
 class Call:
@@ -89,25 +88,33 @@ def check_function(value: object, *, what: str) -> None:
         raise refuse(f"{what} is an instance of {kind}; a worker builds its own from a function or class", _WAY_OUT)
 
 
-def check_json(value: object, *, path: str) -> None:
+def check_json(value: object, *, path: str, depth: int = 0) -> None:
     """Refuses a value that JSON would not bring to the other side as it is; tuples arrive as lists."""
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, bool | str):
+        return
+    if isinstance(value, int):
+        if not -_NUMBER_END < value < _NUMBER_END:
+            raise refuse(
+                f"the argument {path} is a whole number of more than {sys.int_info.default_max_str_digits} digits"
+            )
         return
     if isinstance(value, float):
         if not math.isfinite(value):
             raise refuse(f"the argument {path} is {value}, which JSON has no number for")
         return
-    if isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            check_json(item, path=f"{path}[{index}]")
-        return
+    if not isinstance(value, list | tuple | dict):
+        raise refuse(
+            f"the argument {path} is a {type(value).__name__}; arguments travel as JSON",
+            "Make it inside the function from numbers, strings, lists and dicts",
+        )
+    if depth == _MAX_DEPTH:
+        name = path.partition("[")[0]
+        raise refuse(f"the argument {name} contains itself, or is nested more than {_MAX_DEPTH} deep")
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise refuse(f"the argument {path} has the key {key!r}; JSON knows only strings as keys")
-            check_json(item, path=f"{path}[{key!r}]")
+                raise refuse(f"the argument {path} has the key {shown(key)}; JSON knows only strings as keys")
+            check_json(item, path=f"{path}[{shown(key)}]", depth=depth + 1)
         return
-    raise refuse(
-        f"the argument {path} is a {type(value).__name__}; arguments travel as JSON",
-        "Make it inside the function from numbers, strings, lists and dicts",
-    )
+    for index, item in enumerate(value):
+        check_json(item, path=f"{path}[{index}]", depth=depth + 1)

@@ -18,10 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
+from pipesvc.client import checks
 from pipesvc.client.job import Job, Strategy, StreamSource
 from pipesvc.client.profiling import OnEvent, Profile, profile
 from pipesvc.client.run import Run
-from pipesvc.client.spec import make_submission, measurable
+from pipesvc.client.spec import check_is_job, make_submission, measurable
 from pipesvc.client.stream import BatchStream
 from pipesvc.client.transport import Transport
 from pipesvc.client.watching import ENDED, NO_STEP, failure_of, watch
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 # Seconds for the first answer.
 CONNECT_S: Final = 10.0
 _PLANNED: Final = frozenset({run_pb2.RUN_STATE_BUILDING, run_pb2.RUN_STATE_RUNNING, run_pb2.RUN_STATE_SAVING}) | ENDED
-_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class PipesvcWarning(UserWarning):
@@ -49,7 +50,9 @@ def connect(address: str | None = None, *, token_file: str | Path | None = None)
     The token is found as `pipesvc --help` tells, or in `token_file`.
     """
     refuse_inside_worker()
-    client = Client(address or os.environ.get(COORDINATOR_VARIABLE) or DEFAULT_COORDINATOR, token_file=token_file)
+    if address is None:
+        address = os.environ.get(COORDINATOR_VARIABLE) or DEFAULT_COORDINATOR
+    client = Client(address, token_file=token_file)
     try:
         client.status()
     except BaseException:
@@ -73,6 +76,9 @@ class Client:
     """Runs of one coordinator. Use `connect` or `LocalCluster` to make one; close it, or use it in a `with`."""
 
     def __init__(self, address: str, *, token_file: str | Path | None = None) -> None:
+        checks.is_a("address", address, str, "text, such as 127.0.0.1:7700")
+        if token_file is not None:
+            checks.path("token_file", token_file)
         self._transport = Transport(address, Path(token_file) if token_file is not None else None)
         # Streamed runs that this client submitted first, with their stream once it has begun.
         self._streams: dict[str, BatchStream | None] = {}
@@ -100,14 +106,13 @@ class Client:
         its changes until `submit` returns.
         """
         refuse_inside_worker()
+        check_is_job(job)
+        if run_id is not None:
+            _check_run_id(run_id)
         if job.strategy.is_open:
             job = replace(job, strategy=self._closed_strategy(job, run_id))
         submission = make_submission(job)
         run_id = run_id if run_id is not None else _new_run_id(submission.spec.name)
-        if not _RUN_ID.fullmatch(run_id):
-            raise PipesvcError(
-                ErrorCode.INVALID_JOB, f"the run id {run_id!r} is not of up to 63 letters, digits, dots, dashes"
-            )
         request = run_pb2.SubmitRunRequest(run_id=run_id, job=submission.spec, bundle=submission.bundle.data)
         if isinstance(job.data, StreamSource) and run_id not in self._streams and not self._exists(run_id):
             self._streams[run_id] = None
@@ -163,6 +168,7 @@ class Client:
 
     def attach(self, run_id: str) -> Run:
         """A run that was submitted by this or another process."""
+        _check_run_id(run_id)
         run = Run(self._transport, run_id)
         run.info()
         return run
@@ -240,7 +246,7 @@ class Client:
             raise PipesvcError(
                 ErrorCode.TIMED_OUT,
                 f"the run has no plan after {limit_s:g} s",
-                advice=f"It goes on: `pipesvc watch {run_id}`",
+                advice=self.farewell(run_id),
                 where=Where(run_id=run_id),
             ) from None
 
@@ -255,6 +261,12 @@ class Client:
         if stream is None:
             stream = self._streams[run_id] = BatchStream(self._transport, run_id, job)
         return stream
+
+
+def _check_run_id(run_id: object) -> None:
+    if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
+        valid = "1 to 64 letters, digits, dots, dashes and underscores, with a letter or digit first"
+        raise checks.refusal("the run id", run_id, valid)
 
 
 def _stands_behind_another(run: run_pb2.Run) -> bool:

@@ -8,52 +8,21 @@ can know (layers, devices, shapes) is checked at submit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any, Final
 
-from pipesvc.client.calls import Call, Optimizer, as_call, check_function, refuse
+from pipesvc.client import checks
+from pipesvc.client.calls import Call, Optimizer, as_call, check_function
+from pipesvc.client.checks import refuse
 from pipesvc.client.schedule_file import ScheduleFile
-from pipesvc.core.schedules import FILE, SCHEDULE_NAMES, check_counts
+from pipesvc.client.strategy import Strategy
 
 __all__ = ["Call", "DataSource", "Job", "Optimizer", "ScheduleFile", "Strategy", "StreamSource"]
 
 # Batches; the coordinator refuses more.
 MAX_CAPACITY: Final = 65_536
-# A schedule that is chosen by simulation.
-AUTO: Final = "auto"
-# Ways to find the boundaries, beside type:REGEX[:WEIGHT]|...
-_METHODS = ("auto", "uniform", "parameters")
 _YIELDS = ("sample", "sample_list", "batch")
-
-
-def _at_least(name: str, value: object, low: int, fix: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise refuse(f"{name} is {value!r}; it must be a whole number of {low} or more", fix)
-
-
-def _duration(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-        raise refuse(f"{name} is {value!r}; it must be a positive number of seconds")
-
-
-def _check_boundaries(boundaries: Sequence[int] | Sequence[str]) -> None:
-    if isinstance(boundaries, str):
-        if boundaries not in _METHODS and not boundaries.startswith("type:"):
-            fix = f"Write boundaries=({boundaries!r},) for a layer's name, or one of {', '.join(_METHODS)}, type:REGEX"
-            raise refuse(f"boundaries is the text {boundaries!r}, which is no method to cut", fix)
-        return
-    names = [each for each in boundaries if isinstance(each, str)]
-    if names and len(names) != len(boundaries):
-        raise refuse(f"boundaries are {list(boundaries)}", "Give all of them by index, or all by name")
-    if len(set(boundaries)) != len(boundaries):
-        raise refuse(f"boundaries are {list(boundaries)}; each cuts once, so that no stage is empty")
-    indices = [each for each in boundaries if not isinstance(each, str)]
-    for index in indices:
-        _at_least("a boundary", index, 1, "A boundary is the index of a stage's first layer; the first stage has none")
-    if indices != sorted(indices):
-        raise refuse(f"boundaries are {list(boundaries)}; they must ascend, so that no stage is empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +47,16 @@ class _Source:
     """How long the source may take for one batch."""
 
     def __post_init__(self) -> None:
-        if self.yields not in _YIELDS:
-            raise refuse(f"yields is {self.yields!r}; it must be one of {', '.join(_YIELDS)}")
+        if not isinstance(self.yields, str) or self.yields not in _YIELDS:
+            raise checks.refusal("yields", self.yields, f"one of {', '.join(_YIELDS)}")
         if self.yields != "batch" and self.batch_size is None:
             raise refuse(f'batch_size is missing; with yields="{self.yields}" say how many samples make a full batch')
-        if self.batch_size is not None:
-            _at_least("batch_size", self.batch_size, 1)
-        _at_least("capacity", self.capacity, 1)
-        if self.capacity > MAX_CAPACITY:
-            raise refuse(
-                f"capacity is {self.capacity}; it counts whole batches, {MAX_CAPACITY} at most",
-                "A few more than the training uses while the source is slow are enough; the default is 64",
-            )
-        _duration("timeout_s", self.timeout_s)
+        checks.whole_or_none("batch_size", self.batch_size, 1)
+        fix = "It counts whole batches; a few more than the training uses while the source is slow are enough"
+        checks.whole("capacity", self.capacity, 1, MAX_CAPACITY, advice=fix)
+        for name in ("double_buffer", "drop_last", "labels"):
+            checks.flag(name, getattr(self, name))
+        checks.duration("timeout_s", self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,82 +81,6 @@ class StreamSource(_Source):
         if not isinstance(self.source, Iterable):
             fix = "Call it: StreamSource(reader())" if callable(self.source) else ""
             raise refuse(f"source is a {type(self.source).__name__}, which cannot be iterated", fix)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Strategy:
-    """How the model is cut and in which order its micro-batches run."""
-
-    pipeline: bool = True
-    """False: the whole model is one stage, with the same numbers."""
-    micro_batches: int = 1
-    """Slices of each mini-batch. With 1, nothing overlaps."""
-    schedule: str | ScheduleFile = "1F1B"
-    """"naive", "GPipe", "1F1B", "Interleaved1F1B", "ZBH1" or "ZBV", upper and lower case are the same; or a file; or
-    "auto": the fastest within memory."""
-    num_stages: int | None = None
-    """None: one stage per mark, or per worker where nothing is marked."""
-    boundaries: Sequence[int] | Sequence[str] = ()
-    """The first layer of each stage after the first, by index or by name: (1, 3) cuts five layers into 1, 2 and 2.
-    Or how to find them, as one text: "auto", "uniform", "parameters", "type:REGEX[:WEIGHT]|..."."""
-    placement: Mapping[str, str] = field(default_factory=dict)
-    """Slot ("gpu:0", "cpu", "stage:1") to "worker" or "worker/device"."""
-    allow_cpu_for_gpu: bool = False
-    """Run a gpu mark on a CPU worker when the cluster has no such GPU."""
-    in_flight: int | None = None
-    """Micro-batches alive on stage 0 at most; None: the schedule's own number."""
-
-    def __post_init__(self) -> None:
-        _at_least("micro_batches", self.micro_batches, 1)
-        if self.num_stages is not None:
-            _at_least("num_stages", self.num_stages, 1)
-        self._check_schedule()
-        _check_boundaries(self.boundaries)
-        is_given = self.boundaries and not isinstance(self.boundaries, str)
-        if self.num_stages is not None and is_given and self.num_stages != len(self.boundaries) + 1:
-            raise refuse(
-                f"{len(self.boundaries)} boundaries make {len(self.boundaries) + 1} stages, but num_stages is "
-                f"{self.num_stages}",
-                "Leave num_stages out",
-            )
-        for label, target in self.placement.items():
-            if not isinstance(label, str) or not isinstance(target, str) or not target:
-                raise refuse(f'placement has {label!r}: {target!r}; write {{"gpu:0": "worker"}} or "worker/device"')
-
-    @property
-    def is_open(self) -> bool:
-        """True where the cut or the schedule is left to be found: `Client.plan` closes it with measured costs."""
-        return isinstance(self.boundaries, str) or self.has_open_schedule
-
-    @property
-    def has_open_schedule(self) -> bool:
-        return isinstance(self.schedule, str) and self.schedule.lower() == AUTO
-
-    def _check_schedule(self) -> None:
-        if isinstance(self.schedule, ScheduleFile):
-            self._check_schedule_file(self.schedule)
-        elif str(self.schedule).lower() not in {name.lower() for name in (*SCHEDULE_NAMES, AUTO)}:
-            raise refuse(
-                f"schedule is {self.schedule!r}; it must be one of {', '.join((*SCHEDULE_NAMES, AUTO))}",
-                'Or give a file of your own: schedule=pipesvc.ScheduleFile("zbv.csv")',
-            )
-        if self.in_flight is None:
-            return
-        _at_least("in_flight", self.in_flight, 1)
-        if self.has_open_schedule:
-            raise refuse(f'in_flight is {self.in_flight}, but schedule="auto" finds it', "Leave in_flight out")
-        name = FILE if isinstance(self.schedule, ScheduleFile) else self.schedule
-        check_counts(name, num_micro_batches=self.micro_batches, in_flight=self.in_flight)
-
-    def _check_schedule_file(self, schedule: ScheduleFile) -> None:
-        table = schedule.table(self.micro_batches)
-        is_given = self.boundaries and not isinstance(self.boundaries, str)
-        num_stages = self.num_stages or (len(self.boundaries) + 1 if is_given else table.num_stages)
-        if self.pipeline and num_stages != table.num_stages:
-            raise refuse(
-                f"{schedule.path} is for {table.num_stages} stages, and the strategy makes {num_stages}",
-                "Leave num_stages out, and give one boundary less than the file has stages",
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,8 +135,10 @@ class Job:
                         f"{what} is the class {function.__qualname__}, which would be called with the output",
                         "Pass a function, such as torch.nn.functional.cross_entropy",
                     )
-        self._check_data()
         self._check_numbers()
+        self._check_texts()
+        checks.is_a("strategy", self.strategy, Strategy, "a pipesvc.Strategy", "Write strategy=pipesvc.Strategy(...)")
+        self._check_data()
 
     def _check_optimizer(self) -> None:
         if isinstance(self.optimizer, Optimizer):
@@ -254,14 +146,17 @@ class Job:
         fix = "Write optimizer=pipesvc.Optimizer(torch.optim.SGD, lr=0.1)"
         if isinstance(self.optimizer, Call):
             raise refuse("optimizer is a Call", fix)
+        given = f"an instance of {type(self.optimizer).__name__}"
         if callable(self.optimizer):
             check_function(self.optimizer, what="optimizer")
-        raise refuse(f"optimizer is {self.optimizer!r}; each stage makes its own over its own parameters", fix)
+            given = f"{self.optimizer.__qualname__} itself"
+        raise refuse(f"optimizer is {given}; each stage makes its own over its own parameters", fix)
 
     def _check_data(self) -> None:
         data = self.data
         if not isinstance(data, DataSource | StreamSource):
-            raise refuse(f"data is a {type(data).__name__}", "Write data=pipesvc.DataSource(reader, batch_size=8)")
+            fix = "Write data=pipesvc.DataSource(reader, batch_size=8)"
+            raise checks.refusal("data", data, "a pipesvc.DataSource or a pipesvc.StreamSource", fix)
         m = self.strategy.micro_batches
         if data.batch_size is not None and data.batch_size < m:
             raise refuse(
@@ -279,18 +174,19 @@ class Job:
             )
 
     def _check_numbers(self) -> None:
-        if self.epochs is not None:
-            _at_least("epochs", self.epochs, 1)
-        if self.max_steps is not None:
-            _at_least("max_steps", self.max_steps, 1)
-        _at_least("seed", self.seed, 0)
-        if self.seed >= 2**63:
-            raise refuse(f"seed is {self.seed}; it must be below 2**63")
+        checks.whole_or_none("epochs", self.epochs, 1)
+        checks.whole_or_none("max_steps", self.max_steps, 1, checks.MAX_NUMBER)
+        checks.whole("seed", self.seed, 0, checks.MAX_NUMBER)
         if self.clip_norm is not None:
-            is_number = isinstance(self.clip_norm, int | float) and not isinstance(self.clip_norm, bool)
-            if not is_number or not isfinite(self.clip_norm) or self.clip_norm <= 0:
-                raise refuse(f"clip_norm is {self.clip_norm!r}; it must be a positive number")
-        if isinstance(self.include, str):
-            raise refuse(f"include is the text {self.include!r}", f"Write include=[{self.include!r}]")
+            checks.positive("clip_norm", self.clip_norm)
+        checks.flag("check_finite", self.check_finite)
         for name in ("worker_wait_s", "build_timeout_s", "step_timeout_s"):
-            _duration(name, getattr(self, name))
+            checks.duration(name, getattr(self, name))
+
+    def _check_texts(self) -> None:
+        if self.name is not None:
+            checks.text("name", self.name)
+        fix = f"Write include=[{checks.shown(self.include)}]" if isinstance(self.include, str) else ""
+        checks.sequence("include", self.include, "a list of files or globs", fix)
+        for pattern in self.include:
+            checks.text("a pattern of include", pattern, most=checks.MAX_LONG_TEXT)

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from pipesvc.client.calls import refuse
+from pipesvc.client.checks import refuse
 from pipesvc.client.job import Job
 from pipesvc.errors import ErrorCode, PipesvcError
 

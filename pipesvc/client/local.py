@@ -24,9 +24,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
-from pipesvc.client.calls import refuse
+from pipesvc.client import checks
 from pipesvc.client.connection import Client, refuse_inside_worker
 from pipesvc.client.job import Job
 from pipesvc.errors import CATALOGUE, ErrorCode, PipesvcError
@@ -38,6 +38,9 @@ END_S: Final = 10.0
 _POLL_S: Final = 0.05
 _NUM_TRIES: Final = 3
 _NUM_LAST_LINES: Final = 5
+# Processes, each of which starts Python and imports torch; threads of one, where the worker refuses more.
+MAX_WORKERS: Final = 256
+MAX_THREADS: Final = 1024
 _DIR_PREFIX: Final = "pipesvc-local-"
 
 # Write ends of this process's pipes. A forked child would hold them open beyond the death of this process.
@@ -119,12 +122,9 @@ class LocalCluster:
         num_threads: int | None = None,
     ) -> None:
         refuse_inside_worker()
-        if num_workers < 1:
-            raise refuse(f"num_workers is {num_workers}; a cluster needs 1 or more")
-        if isinstance(devices, str) or (devices is not None and len(devices) != num_workers):
-            raise refuse(
-                f"devices is {devices!r}; give one per worker, {num_workers} in all", 'As in ["cpu", "cuda:0"]'
-            )
+        _check_sizes(num_workers, devices, num_threads)
+        if state_dir is not None:
+            checks.path("state_dir", state_dir)
         self.num_workers: Final = num_workers
         processes = _make_processes()
         self._processes = processes
@@ -194,7 +194,7 @@ class LocalCluster:
         return exit_code
 
     def _connect(self, deadline: float) -> Client:
-        client = Client(self.address, token_file=self.token_file)
+        client = _LocalClient(self.address, token_file=self.token_file)
         while True:
             try:
                 client.status()
@@ -234,10 +234,30 @@ class LocalCluster:
         return " | ".join(self.log_text(name).strip().splitlines()[-_NUM_LAST_LINES:]) or "it wrote nothing"
 
 
+class _LocalClient(Client):
+    """A client whose runs do not outlive this process, for their coordinator does not."""
+
+    def farewell(self, run_id: str) -> str:
+        end = f"The run {run_id} ends with its LocalCluster, at the latest with this process"
+        return f"{end}; until then: client.attach({run_id!r})"
+
+
 def train(job: Job, num_workers: int = 2) -> list[float]:
     """Train on a local cluster to the end of the data; the loss of each step."""
     with LocalCluster(num_workers=num_workers) as client:
         return [step.loss for step in client.submit(job).steps()]
+
+
+def _check_sizes(num_workers: object, devices: Any, num_threads: object) -> None:
+    checks.whole("num_workers", num_workers, 1, MAX_WORKERS)
+    checks.whole_or_none("num_threads", num_threads, 0, MAX_THREADS)
+    if devices is not None:
+        valid = f'one per worker, {num_workers} in all, as in ["cpu", "cuda:0"]'
+        checks.sequence("devices", devices, valid)
+        if len(devices) != num_workers:
+            raise checks.refusal("devices", devices, valid)
+        for device in devices:
+            checks.text("a device", device, most=checks.MAX_LONG_TEXT)
 
 
 def _make_processes() -> _Processes:

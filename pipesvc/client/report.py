@@ -11,8 +11,11 @@ from pipesvc.rpc.v1 import run_pb2
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; nothing else, so that `grep` and `awk` read it."""
-    lines = [list(header), *map(list, rows)]
+    """Columns as wide as their widest cell; nothing else, so that `grep` and `awk` read it.
+
+    A cell is one line, and changes no terminal: control characters stand as they are written in code.
+    """
+    lines = [[cell if cell.isprintable() else repr(cell)[1:-1] for cell in row] for row in (header, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pipesvc.client import weights_file
+from pipesvc.client import checks, weights_file
 from pipesvc.client.transport import Transport
 from pipesvc.client.watching import ENDED, NO_STEP, Step, failure_of, state_name, watch
 from pipesvc.core.plan import Plan
@@ -112,7 +112,11 @@ class Run:
         return losses
 
     def save_weights(self, path: str | Path) -> int:
-        """Write the whole model's state as one safetensors file; returns the step after which it was taken."""
+        """Write the whole model's state as one safetensors file; returns the step after which it was taken.
+
+        Raises OSError as `open` does, with the path, where the file cannot be written; the weights stay with the run.
+        """
+        checks.path("path", path)
         step = 0
         with weights_file.writing(Path(path)) as write:
             for step_of_part, data in self._weights():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipesvc.client.calls import refuse
+from pipesvc.client import checks
 from pipesvc.core import schedule_csv
 from pipesvc.core.schedule_csv import ScheduleTable
 from pipesvc.errors import PipesvcError
@@ -22,10 +22,11 @@ class ScheduleFile:
     text: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        checks.path("a schedule file's path", self.path)
         try:
             text = Path(self.path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise refuse(f"the schedule file {str(self.path)!r} cannot be read: {error}") from None
+            raise checks.refuse(f"the schedule file {str(self.path)!r} cannot be read: {error}") from None
         object.__setattr__(self, "text", text)
         self.table()
 

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pipesvc.client import checks
 from pipesvc.client.bundle import Bundle, make_bundle
 from pipesvc.client.calls import Call, as_call
 from pipesvc.client.job import Job, Strategy, StreamSource
@@ -76,9 +77,14 @@ def make_submission(job: Job) -> Submission:
 def measurable(job: Job) -> Job:
     """The job as its costs are measured, whatever its plan and though that may be open: costs depend on the
     micro-batches alone."""
+    check_is_job(job)
     asked = job.strategy
     strategy = Strategy(micro_batches=asked.micro_batches, allow_cpu_for_gpu=asked.allow_cpu_for_gpu)
     return replace(job, strategy=strategy)
+
+
+def check_is_job(job: object) -> None:
+    checks.is_a("the job", job, Job, "a pipesvc.Job")
 
 
 def _data_spec(job: Job) -> job_pb2.DataSpec:

@@ -156,7 +156,22 @@ def test_trace_weights_cancel_and_status(fake: FakeRuns, command: Command, tmp_p
     assert (tmp_path / "r.safetensors").read_bytes() == fake.weights
     assert "no workers" in command("status").stdout
     assert command("cancel", "r").stdout == "r: CANCELLED\n"
-    assert "No such file" in _one_line(command("weights", "r", "--out", "nowhere/w.safetensors"), 1)
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("nowhere/w", "nowhere/w: No such file or directory. Make its folder first"),
+        (".", "Is a directory. It is a folder: name a file in it"),
+        ("/dev/full", "/dev/full: No space left on device. Free some space"),
+    ],
+)
+def test_weights_that_cannot_be_written_say_where_and_what_to_do(command: Command, out: str, words: str) -> None:
+    assert words in _one_line(command("weights", "r", "--out", out), 1)
+
+
+def test_a_name_for_a_worker_is_not_echoed_whole(command: Command) -> None:
+    assert len(_one_line(command("worker", "--name", "x" * 5000), 2)) < 200
 
 
 def test_health_is_one_line_and_exits_with_0_or_1(fake: FakeRuns, command: Command) -> None:

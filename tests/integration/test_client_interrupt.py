@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipesvc.client.connection import Client
+from pipesvc.client.local import LocalCluster
 from pipesvc.rpc.v1 import run_pb2
 from tests.integration.client_fake import PLAN, FakeRuns, job, run_event, serving, step_event
 
@@ -122,6 +123,21 @@ def test_a_streamed_run_is_cancelled_with_its_process(fake: FakeRuns, start: Sta
     assert "r: CANCELLED" in errors
     assert "goes on" not in errors
     assert fake.num_cancels == 1
+
+
+def test_in_python_the_interrupt_says_that_a_local_cluster_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with LocalCluster(num_workers=1, num_threads=1) as client:
+        monkeypatch.setattr(client, "_await_plan", interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            client.submit(job(), "r")
+    [note] = caught.value.__notes__
+    assert "The run r ends with its LocalCluster" in note
+    assert "until then: client.attach('r')" in note
+    assert "goes on" not in note
+    assert "pipesvc watch" not in note
 
 
 def test_in_python_the_interrupt_names_the_run(fake: FakeRuns, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,8 +105,9 @@ def test_a_worker_that_cannot_start_is_named_with_its_words() -> None:
     ("arguments", "words"),
     [
         ({"num_workers": 0}, "num_workers is 0"),
-        ({"num_workers": 2, "devices": ["cpu"]}, "give one per worker, 2 in all"),
-        ({"devices": "cpu"}, "give one per worker"),
+        ({"num_workers": 2, "devices": ["cpu"]}, "it must be one per worker, 2 in all"),
+        ({"devices": "cpu"}, "it must be one per worker"),
+        ({"num_threads": -1}, "num_threads is -1; it must be a whole number from 0"),
     ],
 )
 def test_wrong_arguments_start_nothing(arguments: dict[str, object], words: str) -> None:

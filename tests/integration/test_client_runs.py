@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,8 +198,39 @@ def test_p07_submit_raises_what_the_plan_was_refused_for(fake: FakeRuns, client:
 
 
 def test_submit_refuses_a_run_id_that_is_no_name(client: Client) -> None:
-    with pytest.raises(PipesvcError, match="run id"):
-        client.submit(job(), run_id="../x")
+    for run_id in ("../x", 7, "", "x" * 65, "\ud800"):
+        for call in (client.attach, lambda run_id: client.submit(job(), run_id)):
+            with pytest.raises(PipesvcError, match="the run id is") as caught:
+                call(run_id)  # type: ignore[arg-type]
+            assert caught.value.code is ErrorCode.INVALID_JOB
+
+
+def test_what_is_no_job_is_refused(client: Client) -> None:
+    for call in (client.submit, client.plan, client.profile, lambda job: client.compare(job, "r")):
+        with pytest.raises(PipesvcError, match=r"the job is 'job'; it must be a pipesvc\.Job") as caught:
+            call("job")  # type: ignore[arg-type]
+        assert caught.value.code is ErrorCode.INVALID_JOB
+
+
+def test_weights_go_to_a_path(client: Client, tmp_path: Path) -> None:
+    run = client.attach("r")
+    for path in (3, None, b"w", "\0"):
+        with pytest.raises(PipesvcError, match="path is") as caught:
+            run.save_weights(path)  # type: ignore[arg-type]
+        assert caught.value.code is ErrorCode.INVALID_JOB
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        run.save_weights(tmp_path / "nowhere" / "w")
+    with pytest.raises(IsADirectoryError):
+        run.save_weights(tmp_path)
+
+
+def test_a_client_is_of_an_address() -> None:
+    for address in (3, 0, b"127.0.0.1:7700", ["127.0.0.1:7700"], ""):
+        with pytest.raises(PipesvcError, match="address") as caught:
+            connect(address)  # type: ignore[arg-type]
+        assert caught.value.code is ErrorCode.INVALID_JOB
+    with pytest.raises(PipesvcError, match="token_file is 3"):
+        connect("127.0.0.1:1", token_file=3)  # type: ignore[arg-type]
 
 
 def test_weights_come_as_a_state_dict_and_as_a_file(fake: FakeRuns, client: Client, tmp_path: Any) -> None:

@@ -99,6 +99,14 @@ def test_include_outside_or_without_a_match_is_refused(tmp_path: Path) -> None:
     assert "leads out of" in _refusal(tmp_path, "a.py", include=("/etc/passwd",))
 
 
+@pytest.mark.parametrize("pattern", ["", ".", "**x", "x" * 4000])
+def test_include_of_what_is_no_pattern_is_refused(tmp_path: Path, pattern: str) -> None:
+    _write(tmp_path, {"a.py": ""})
+    text = _refusal(tmp_path, "a.py", include=(pattern,))
+    assert "which is no pattern of files" in text
+    assert len(text) < 300
+
+
 def test_a_bundle_above_the_cap_names_the_largest_files(tmp_path: Path) -> None:
     _write(tmp_path, {"a.py": ""})
     (tmp_path / "big.bin").write_bytes(bytes(17 << 20))

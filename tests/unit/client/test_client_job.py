@@ -3,12 +3,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipesvc.client import checks, connection
 from pipesvc.client.calls import Call
-from pipesvc.client.job import MAX_CAPACITY, DataSource, Job, Optimizer, Strategy, StreamSource
+from pipesvc.client.job import MAX_CAPACITY, DataSource, Job, Optimizer, ScheduleFile, Strategy, StreamSource
+from pipesvc.client.strategy import MAX_MICRO_BATCHES
 from pipesvc.coordinator import validation
 from pipesvc.errors import ErrorCode, PipesvcError
 
@@ -87,7 +90,7 @@ def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
         (lambda: job(epochs=0), "epochs is 0"),
         (lambda: job(max_steps=0), "max_steps is 0"),
         (lambda: job(seed=-1), "seed is -1"),
-        (lambda: job(seed=2**63), "below 2**63"),
+        (lambda: job(seed=2**63), "from 0 to 9223372036854775807"),
         (lambda: job(clip_norm=0), "clip_norm is 0"),
         (lambda: job(clip_norm=math.nan), "clip_norm is nan"),
         (lambda: job(worker_wait_s=0), "worker_wait_s is 0"),
@@ -95,6 +98,10 @@ def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
         (lambda: Strategy(schedule="zigzag"), "naive, GPipe, 1F1B"),
         (lambda: Strategy(micro_batches=0), "micro_batches is 0"),
         (lambda: Strategy(num_stages=3, boundaries=(1,)), "Leave num_stages out"),
+        (lambda: Strategy(pipeline=False, num_stages=3), "one stage, but num_stages is 3"),
+        (lambda: Strategy(pipeline=False, boundaries=(1,)), "one stage, but boundaries is (1,)"),
+        (lambda: Strategy(pipeline=False, boundaries="auto"), "one stage, but boundaries is 'auto'"),
+        (lambda: Strategy(pipeline=False, schedule="ZBV"), "one stage, but schedule is 'ZBV'"),
         (lambda: Strategy(boundaries=(3, 1)), "must ascend"),
         (lambda: Strategy(boundaries=(3, 3)), "each cuts once"),
         (lambda: Strategy(boundaries=("a", "a")), "each cuts once"),
@@ -125,6 +132,18 @@ def test_in_flight_is_refused_for_a_schedule_that_has_its_own() -> None:
     assert caught.value.code is ErrorCode.INVALID_PLAN
 
 
+def test_a_file_for_two_stages_is_refused_with_the_pipeline_off(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("0F0,0B0\n1F0,1B0\n")
+    assert Strategy(schedule=ScheduleFile(path), num_stages=2)
+    text = _refusal(lambda: Strategy(schedule=ScheduleFile(path), pipeline=False))
+    assert "is for 2 stages, and the strategy makes 1" in text
+
+
+def test_one_stage_may_be_said_twice() -> None:
+    assert Strategy(pipeline=False, num_stages=1, micro_batches=4, schedule="GPipe").num_stages == 1
+
+
 def test_schedule_names_ignore_case() -> None:
     assert Strategy(schedule="gpipe").schedule == "gpipe"
 
@@ -146,9 +165,11 @@ def test_arguments_are_sorted_json() -> None:
     assert Call(build_model, b=(0.9, 0.95), a=None).arguments_json == '{"a": null, "b": [0.9, 0.95]}'
 
 
-def test_capacity_has_the_bound_of_the_coordinator() -> None:
-    assert validation._MAX_CAPACITY == MAX_CAPACITY
+def test_the_bounds_are_those_of_the_coordinator() -> None:
+    assert connection._RUN_ID == validation._RUN_ID
+    ours = (MAX_CAPACITY, MAX_MICRO_BATCHES, checks.MAX_WAIT_S)
+    assert ours == (validation._MAX_CAPACITY, validation._MAX_MICRO_BATCHES, validation._MAX_WAIT_S)
     assert DataSource(reader, batch_size=8, capacity=MAX_CAPACITY).capacity == MAX_CAPACITY
-    with pytest.raises(PipesvcError, match=r"65536 at most.*default is 64") as caught:
+    with pytest.raises(PipesvcError, match=r"from 1 to 65536\. It counts whole batches") as caught:
         DataSource(reader, batch_size=8, capacity=MAX_CAPACITY + 1)
     assert caught.value.code is ErrorCode.INVALID_JOB

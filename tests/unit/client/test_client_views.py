@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 
-from pipesvc.cli import error_line
+import pytest
+
+from pipesvc.cli_errors import error_line, os_error_line
 from pipesvc.client.progress import Pace, _Bar, _Lines, duration, step_text
 from pipesvc.client.report import runs_text, status_text, table, traceback_text
 from pipesvc.client.watching import Step, state_name
@@ -68,6 +72,13 @@ def test_tables_align() -> None:
     assert table(("A", "B"), [("long", "x"), ("y", "")]) == "A     B\nlong  x\ny"
 
 
+def test_what_others_called_a_run_stays_on_its_line() -> None:
+    rows = runs_text([run_pb2.Run(run_id="r1", name="a\nb\x1b[31m\0"), run_pb2.Run(run_id="r2", name="Zürich")])
+    assert [line.split("  ")[0] for line in rows.splitlines()] == ["RUN", "r1", "r2"]
+    assert r"a\nb\x1b[31m\x00" in rows
+    assert "Zürich" in rows
+
+
 def test_status_names_workers_and_what_is_awaited() -> None:
     status = run_pb2.GetStatusResponse()
     worker = status.workers.add(last_beat_age_s=0.2)
@@ -116,6 +127,24 @@ def test_an_error_is_one_line_and_says_where_its_traceback_is() -> None:
     assert error_line(PipesvcError.of(details)) == (
         "pipesvc: STAGE_FAILED: ValueError: boom (run r1) (traceback: pipesvc logs r1)"
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOENT, "No such file or directory. Make its folder first, or name another place"),
+        (errno.EISDIR, "Is a directory. It is a folder: name a file in it"),
+        (errno.ENOSPC, "No space left on device. Free some space, or name a place on another disk"),
+        (errno.EIO, "Input/output error"),
+    ],
+)
+def test_an_error_of_a_file_says_what_where_and_what_to_do(number: int, words: str) -> None:
+    assert os_error_line(OSError(number, os.strerror(number), "a/w\x1b\n")) == rf"pipesvc: a/w\x1b\n: {words}"
+    assert os_error_line(OSError(number, "x", b"a/w")).startswith("pipesvc: a/w: x")
+
+
+def test_an_error_without_a_file_stays_as_it_is() -> None:
+    assert os_error_line(OSError("no file")) == "pipesvc: no file"
 
 
 def test_a_state_of_a_newer_version_stays_a_number() -> None:
