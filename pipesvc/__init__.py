@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipesvc.client.connection import Client as Client
-    from pipesvc.client.connection import PipesvcWarning as PipesvcWarning
     from pipesvc.client.connection import connect as connect
     from pipesvc.client.job import Call as Call
     from pipesvc.client.job import DataSource as DataSource
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from pipesvc.client.plan_file import read_plan as read_plan
     from pipesvc.client.run import Run as Run
     from pipesvc.client.run import Step as Step
+    from pipesvc.client.watching import PipesvcWarning as PipesvcWarning
     from pipesvc.errors import PipesvcError as PipesvcError
     from pipesvc.model.marks import device_guard as device_guard
 
@@ -38,7 +38,7 @@ _HOMES = {
     "LocalCluster": "pipesvc.client.local",
     "Optimizer": "pipesvc.client.job",
     "PipesvcError": "pipesvc.errors",
-    "PipesvcWarning": "pipesvc.client.connection",
+    "PipesvcWarning": "pipesvc.client.watching",
     "Run": "pipesvc.client.run",
     "ScheduleFile": "pipesvc.client.job",
     "Step": "pipesvc.client.run",

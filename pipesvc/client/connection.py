@@ -25,7 +25,7 @@ from pipesvc.client.run import Run
 from pipesvc.client.spec import check_is_job, make_submission, measurable
 from pipesvc.client.stream import BatchStream
 from pipesvc.client.transport import Transport
-from pipesvc.client.watching import ENDED, NO_STEP, failure_of, watch
+from pipesvc.client.watching import ENDED, NO_STEP, PipesvcWarning, failure_of, watch
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.net.addresses import COORDINATOR_VARIABLE, DEFAULT_COORDINATOR
 from pipesvc.rpc.v1 import run_pb2
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 CONNECT_S: Final = 10.0
 _PLANNED: Final = frozenset({run_pb2.RUN_STATE_BUILDING, run_pb2.RUN_STATE_RUNNING, run_pb2.RUN_STATE_SAVING}) | ENDED
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-class PipesvcWarning(UserWarning):
-    """Something about a run that works, but probably not as meant."""
 
 
 def connect(address: str | None = None, *, token_file: str | Path | None = None) -> Client:

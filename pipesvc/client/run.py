@@ -7,6 +7,7 @@ run's id, and every question asks the coordinator. Two processes may hold the sa
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipesvc.client import checks, weights_file
 from pipesvc.client.transport import Transport
-from pipesvc.client.watching import ENDED, NO_STEP, Step, failure_of, state_name, watch
+from pipesvc.client.watching import ENDED, NO_STEP, PipesvcWarning, Step, failure_of, state_name, watch
 from pipesvc.core.plan import Plan
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import local_pb2, run_pb2, types_pb2
@@ -73,9 +74,14 @@ class Run:
     def events(self, from_step: int = 1) -> Generator[run_pb2.Run | Step, None, None]:
         """Steps, and the run's state whenever it changes, until the end; raises what failed the run."""
         last: run_pb2.Run | None = None
+        told: set[str] = set()  # what was known before is told at submission
         with closing(watch(self._transport, self.run_id, from_step)) as events:
             for event in events:
                 if isinstance(event, run_pb2.Run):
+                    for text in event.warnings:
+                        if last is not None and text not in told:
+                            warnings.warn(text, PipesvcWarning, stacklevel=3)
+                        told.add(text)
                     last = event
                 yield event
         if self._stream is not None:

@@ -24,6 +24,10 @@ ENDED: Final = frozenset({run_pb2.RUN_STATE_COMPLETED, run_pb2.RUN_STATE_FAILED,
 NO_STEP: Final = 2**62
 
 
+class PipesvcWarning(UserWarning):
+    """Something about a run that works, but probably not as meant."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """One committed step."""

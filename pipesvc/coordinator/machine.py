@@ -190,7 +190,8 @@ class Machine:
         run = self.run(event.run_id)
         error = None
         if not run.has_weights:
-            message = f"run {event.run_id} ended without weights ({run_pb2.RunState.Name(run.state)})"
+            state = run_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_")
+            message = f"run {event.run_id} ended without weights: it is {state}"
             error = failure(ErrorCode.WEIGHTS_NOT_READY, message)
         answer = AnswerWeights(ticket=event.ticket, run_id=event.run_id, step=run.num_committed_steps, error=error)
         turn.commands.append(answer)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import pipesvc
+from pipesvc.client.watching import PipesvcWarning
 from pipesvc.errors import ErrorCode, PipesvcError
 from tests.integration import jobs, plain
 
@@ -83,7 +84,8 @@ def test_n18_twelve_steps_of_ten_batches_are_a_second_epoch(cluster: pipesvc.Cli
 
 def test_n18_twelve_steps_of_one_epoch_of_ten_end_with_it_and_say_so(cluster: pipesvc.Client) -> None:
     run = cluster.submit(make_job(max_steps=12, epochs=1))
-    run.wait()
+    with pytest.warns(PipesvcWarning, match="the data ended after 10 steps, before max_steps=12"):
+        run.wait()
     assert len(run.losses()) == 10
     assert run.info().warnings == ["the data ended after 10 steps, before max_steps=12"]
 

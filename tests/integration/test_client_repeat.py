@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pipesvc
-from pipesvc.client.connection import PipesvcWarning
+from pipesvc.client.watching import PipesvcWarning
 from pipesvc.errors import ErrorCode, PipesvcError
 from tests.integration import jobs
 

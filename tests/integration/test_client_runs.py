@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipesvc.client.connection import Client, PipesvcWarning, connect
+from pipesvc.client.connection import Client, connect
+from pipesvc.client.watching import PipesvcWarning
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import run_pb2, types_pb2
 from tests.integration.client_fake import PLAN, FakeRuns, job, run_event, serving, step_event

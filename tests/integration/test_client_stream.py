@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from pipesvc.client.connection import Client, PipesvcWarning, connect
+from pipesvc.client.connection import Client, connect
 from pipesvc.client.job import StreamSource
+from pipesvc.client.watching import PipesvcWarning
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.net import options, servers
 from pipesvc.net.addresses import parse
