@@ -61,6 +61,7 @@ def layer_infos(layers: Sequence[LayerCost]) -> list[LayerInfo]:
             mark=layer.mark,
             parameter_bytes=layer.parameter_bytes,
             buffer_bytes=layer.buffer_bytes,
+            gradient_bytes=layer.gradient_bytes,
         )
         for layer in layers
     ]

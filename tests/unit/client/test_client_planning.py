@@ -11,6 +11,7 @@ from pipesvc.client.job import ScheduleFile
 from pipesvc.client.plan_view import plan_text
 from pipesvc.client.planning import Crew, crew_of, plan_job, strategy_of
 from pipesvc.client.spec import make_submission, measurable
+from pipesvc.core.plan import WorkerInfo
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import run_pb2, worker_pb2
 from tests.unit.client.planning_costs import MIB, costs, crew, device, job
@@ -96,6 +97,14 @@ def test_p04_what_fits_only_without_the_optimizer_is_refused_with_the_sum() -> N
     assert "a/cpu would need 3.0 MiB weights + 3.0 MiB gradients + 6.0 MiB optimizer state + 2 x 1.5 MiB" in text
     assert "of 14.0 MiB" in text
     assert "b/cpu" not in text
+
+
+def test_what_is_far_too_large_is_refused_with_the_whole_sum_too() -> None:
+    """The planner alone would refuse it by its weights and gradients."""
+    tight = costs(device("a", memory_bytes=MIB), device("b", memory_bytes=100 * MIB))
+    members = Crew(workers=(WorkerInfo(name="a", memory_bytes=MIB), WorkerInfo(name="b")))
+    with pytest.raises(PipesvcError, match=r"optimizer state \+ 2 x 1.5 MiB activations.* of 1.0 MiB"):
+        plan_job(job(boundaries=(3,)), tight, members)
 
 
 def test_too_few_workers_are_named_and_one_without_costs_is_left_out() -> None:

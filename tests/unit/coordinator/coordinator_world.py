@@ -109,6 +109,7 @@ class World:
         self.now_s = START_S
         self.num_steps = num_steps
         self.num_layers = num_layers
+        self.layer_bytes = 0  # of weights, and as much of gradients
         self.workers: dict[str, SimulatedWorker] = {}
         self.commands: list[events.Command] = []
         self.holds_merges = self.holds_conclusions = False
@@ -220,7 +221,11 @@ class World:
     def _start(self, worker: SimulatedWorker, assignment: local_pb2.Assignment) -> None:
         role, run_id = assignment.role, assignment.run_id
         if role == types_pb2.ROLE_INSPECTOR:
-            layers = [local_pb2.LayerInfo(name=str(index), type="Linear") for index in range(self.num_layers)]
+            size = self.layer_bytes
+            layers = [
+                local_pb2.LayerInfo(name=str(index), type="Linear", parameter_bytes=size, gradient_bytes=size)
+                for index in range(self.num_layers)
+            ]
             inspected = local_pb2.Inspected(layers=layers, misfit=self.misfit)
             self._report(worker, run_id, role, "inspected", local_pb2.FromChild(inspected=inspected))
             return

@@ -24,6 +24,21 @@ def apply(world: World, step: int, loss: float = 1.0) -> None:
     world.say("b", types_pb2.ROLE_EXECUTOR, local_pb2.FromChild(step_applied=applied))
 
 
+def test_p04_weights_beyond_what_a_worker_said_it_has_are_refused_before_anything_is_built() -> None:
+    world = World(num_layers=4)
+    world.layer_bytes = 2048
+    small = make_registration("b")
+    small.memory_bytes = small.memory_limit_bytes = 7 * 1024
+    world.add_worker("a")
+    world.add_worker("b", small)
+    error = world.submit().error
+    assert (world.state(), error.code) == ("FAILED", "INVALID_PLAN")
+    assert "b/cpu would need 4.0 KiB weights + 4.0 KiB gradients = 8.0 KiB of 7.0 KiB" in error.message
+    assert [message.start_child.assignment.role for message in world.workers["a"].commands("start_child")] == [
+        types_pb2.ROLE_INSPECTOR
+    ]
+
+
 def test_a_real_failure_ends_the_run_at_once_with_its_place() -> None:
     world = stuck_world()
     world.fail_child("b", ErrorCode.STAGE_FAILED)
