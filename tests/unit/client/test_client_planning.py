@@ -99,6 +99,20 @@ def test_p04_what_fits_only_without_the_optimizer_is_refused_with_the_sum() -> N
     assert "b/cpu" not in text
 
 
+def test_an_open_cut_fits_with_fewer_in_flight_where_it_does_not_with_as_many_as_usual() -> None:
+    """A stage of three layers has 12 MiB of model and 1.5 MiB of activations for each micro-batch."""
+    asked = job(boundaries="auto", schedule="auto", num_stages=2)
+    tight = costs(device("a", memory_bytes=14 * MIB), device("b", memory_bytes=14 * MIB))
+    planned = plan_job(asked, tight, crew("a", "b"))
+    assert (planned.report.schedule, planned.report.in_flight) == ("1F1B", 1)
+    assert [stage.num_layers for stage in planned.report.stages] == [3, 3]
+    wide = costs(device("a", memory_bytes=16 * MIB), device("b", memory_bytes=16 * MIB))
+    assert plan_job(asked, wide, crew("a", "b")).report.in_flight == 0
+    small = costs(device("a", memory_bytes=13 * MIB), device("b", memory_bytes=13 * MIB))
+    with pytest.raises(PipesvcError, match="with 1 micro-batches in flight"):
+        plan_job(asked, small, crew("a", "b"))
+
+
 def test_what_is_far_too_large_is_refused_with_the_whole_sum_too() -> None:
     """The planner alone would refuse it by its weights and gradients."""
     tight = costs(device("a", memory_bytes=MIB), device("b", memory_bytes=100 * MIB))
