@@ -10,32 +10,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any, Final
 
 from pipesvc.client.calls import Call, Optimizer, as_call, check_function, refuse
 from pipesvc.client.schedule_file import ScheduleFile
+from pipesvc.client.values import (
+    MAX_CAPACITY,
+    MAX_MICRO_BATCHES,
+    MAX_SEED,
+    MAX_STEPS,
+    check_duration,
+    check_text,
+    check_whole,
+    is_positive,
+)
 from pipesvc.core.schedules import FILE, SCHEDULE_NAMES, check_counts
 
 __all__ = ["Call", "DataSource", "Job", "Optimizer", "ScheduleFile", "Strategy", "StreamSource"]
 
-# Batches; the coordinator refuses more.
-MAX_CAPACITY: Final = 65_536
 # A schedule that is chosen by simulation.
 AUTO: Final = "auto"
 # Ways to find the boundaries, beside type:REGEX[:WEIGHT]|...
 _METHODS = ("auto", "uniform", "parameters")
 _YIELDS = ("sample", "sample_list", "batch")
-
-
-def _at_least(name: str, value: object, low: int, fix: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise refuse(f"{name} is {value!r}; it must be a whole number of {low} or more", fix)
-
-
-def _duration(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-        raise refuse(f"{name} is {value!r}; it must be a positive number of seconds")
 
 
 def _check_boundaries(boundaries: Sequence[int] | Sequence[str]) -> None:
@@ -45,13 +42,17 @@ def _check_boundaries(boundaries: Sequence[int] | Sequence[str]) -> None:
             raise refuse(f"boundaries is the text {boundaries!r}, which is no method to cut", fix)
         return
     names = [each for each in boundaries if isinstance(each, str)]
+    for name in names:
+        check_text("a boundary", name)
     if names and len(names) != len(boundaries):
         raise refuse(f"boundaries are {list(boundaries)}", "Give all of them by index, or all by name")
     if len(set(boundaries)) != len(boundaries):
         raise refuse(f"boundaries are {list(boundaries)}; each cuts once, so that no stage is empty")
     indices = [each for each in boundaries if not isinstance(each, str)]
     for index in indices:
-        _at_least("a boundary", index, 1, "A boundary is the index of a stage's first layer; the first stage has none")
+        check_whole(
+            "a boundary", index, 1, "A boundary is the index of a stage's first layer; the first stage has none"
+        )
     if indices != sorted(indices):
         raise refuse(f"boundaries are {list(boundaries)}; they must ascend, so that no stage is empty")
 
@@ -83,14 +84,15 @@ class _Source:
         if self.yields != "batch" and self.batch_size is None:
             raise refuse(f'batch_size is missing; with yields="{self.yields}" say how many samples make a full batch')
         if self.batch_size is not None:
-            _at_least("batch_size", self.batch_size, 1)
-        _at_least("capacity", self.capacity, 1)
-        if self.capacity > MAX_CAPACITY:
-            raise refuse(
-                f"capacity is {self.capacity}; it counts whole batches, {MAX_CAPACITY} at most",
-                "A few more than the training uses while the source is slow are enough; the default is 64",
-            )
-        _duration("timeout_s", self.timeout_s)
+            check_whole("batch_size", self.batch_size, 1)
+        check_whole(
+            "capacity",
+            self.capacity,
+            1,
+            "It counts whole batches: a few more than the training uses while the source is slow are enough",
+            high=MAX_CAPACITY,
+        )
+        check_duration("timeout_s", self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +143,9 @@ class Strategy:
     """Micro-batches alive on stage 0 at most; None: the schedule's own number."""
 
     def __post_init__(self) -> None:
-        _at_least("micro_batches", self.micro_batches, 1)
+        check_whole("micro_batches", self.micro_batches, 1, high=MAX_MICRO_BATCHES)
         if self.num_stages is not None:
-            _at_least("num_stages", self.num_stages, 1)
+            check_whole("num_stages", self.num_stages, 1)
         self._check_schedule()
         _check_boundaries(self.boundaries)
         is_given = self.boundaries and not isinstance(self.boundaries, str)
@@ -156,6 +158,8 @@ class Strategy:
         for label, target in self.placement.items():
             if not isinstance(label, str) or not isinstance(target, str) or not target:
                 raise refuse(f'placement has {label!r}: {target!r}; write {{"gpu:0": "worker"}} or "worker/device"')
+            check_text("a slot of the placement", label)
+            check_text(f"the place of {label!r}", target)
 
     @property
     def is_open(self) -> bool:
@@ -176,7 +180,7 @@ class Strategy:
             )
         if self.in_flight is None:
             return
-        _at_least("in_flight", self.in_flight, 1)
+        check_whole("in_flight", self.in_flight, 1)
         if self.has_open_schedule:
             raise refuse(f'in_flight is {self.in_flight}, but schedule="auto" finds it', "Leave in_flight out")
         name = FILE if isinstance(self.schedule, ScheduleFile) else self.schedule
@@ -280,17 +284,15 @@ class Job:
 
     def _check_numbers(self) -> None:
         if self.epochs is not None:
-            _at_least("epochs", self.epochs, 1)
+            check_whole("epochs", self.epochs, 1)
         if self.max_steps is not None:
-            _at_least("max_steps", self.max_steps, 1)
-        _at_least("seed", self.seed, 0)
-        if self.seed >= 2**63:
-            raise refuse(f"seed is {self.seed}; it must be below 2**63")
-        if self.clip_norm is not None:
-            is_number = isinstance(self.clip_norm, int | float) and not isinstance(self.clip_norm, bool)
-            if not is_number or not isfinite(self.clip_norm) or self.clip_norm <= 0:
-                raise refuse(f"clip_norm is {self.clip_norm!r}; it must be a positive number")
+            check_whole("max_steps", self.max_steps, 1, high=MAX_STEPS)
+        check_whole("seed", self.seed, 0, high=MAX_SEED)
+        if self.clip_norm is not None and not is_positive(self.clip_norm):
+            raise refuse(f"clip_norm is {self.clip_norm!r}; it must be a positive number")
+        if self.name is not None:
+            check_text("name", self.name)
         if isinstance(self.include, str):
             raise refuse(f"include is the text {self.include!r}", f"Write include=[{self.include!r}]")
         for name in ("worker_wait_s", "build_timeout_s", "step_timeout_s"):
-            _duration(name, getattr(self, name))
+            check_duration(name, getattr(self, name))

@@ -24,7 +24,7 @@ class ScheduleFile:
     def __post_init__(self) -> None:
         try:
             text = Path(self.path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # not text, or no name of a file
             raise refuse(f"the schedule file {str(self.path)!r} cannot be read: {error}") from None
         object.__setattr__(self, "text", text)
         self.table()

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pipesvc.client.calls import Call
-from pipesvc.client.job import MAX_CAPACITY, DataSource, Job, Optimizer, Strategy, StreamSource
+from pipesvc.client.job import DataSource, Job, Optimizer, Strategy, StreamSource
+from pipesvc.client.values import MAX_CAPACITY, MAX_MICRO_BATCHES
 from pipesvc.coordinator import validation
 from pipesvc.errors import ErrorCode, PipesvcError
 
@@ -62,6 +63,13 @@ def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
     assert "Use micro_batches=2 at most, or a batch_size of 4 or more" in text
 
 
+def _nest(depth: int) -> list[object]:
+    nest: list[object] = []
+    for _ in range(depth):
+        nest = [nest]
+    return nest
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -87,13 +95,24 @@ def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
         (lambda: job(epochs=0), "epochs is 0"),
         (lambda: job(max_steps=0), "max_steps is 0"),
         (lambda: job(seed=-1), "seed is -1"),
-        (lambda: job(seed=2**63), "below 2**63"),
+        (lambda: job(seed=2**63), "seed is more than 9223372036854775807"),
+        (lambda: job(epochs=2**31), "epochs is more than 2147483647"),
+        (lambda: job(max_steps=10**5000), "max_steps is more than 9223372036854775807"),
+        (lambda: job(name="\ud800"), "name is '\\ud800', which has half a character"),
+        (lambda: job(step_timeout_s=10**400), "step_timeout_s is 1000"),
+        (lambda: DataSource(reader, batch_size=10**20), "batch_size is more than 2147483647"),
         (lambda: job(clip_norm=0), "clip_norm is 0"),
         (lambda: job(clip_norm=math.nan), "clip_norm is nan"),
         (lambda: job(worker_wait_s=0), "worker_wait_s is 0"),
         (lambda: job(include="data.txt"), "include=['data.txt']"),
         (lambda: Strategy(schedule="zigzag"), "naive, GPipe, 1F1B"),
         (lambda: Strategy(micro_batches=0), "micro_batches is 0"),
+        (lambda: Strategy(micro_batches=10**9), "micro_batches is more than 65536"),
+        (lambda: Strategy(in_flight=10**20), "in_flight is more than 2147483647"),
+        (lambda: Strategy(num_stages=2**31), "num_stages is more than 2147483647"),
+        (lambda: Strategy(boundaries=(10**20,)), "a boundary is more than 2147483647"),
+        (lambda: Strategy(boundaries=("\ud800",)), "a boundary is '\\ud800'"),
+        (lambda: Strategy(placement={"stage:0": "\udfff"}), "the place of 'stage:0' is '\\udfff'"),
         (lambda: Strategy(num_stages=3, boundaries=(1,)), "Leave num_stages out"),
         (lambda: Strategy(boundaries=(3, 1)), "must ascend"),
         (lambda: Strategy(boundaries=(3, 3)), "each cuts once"),
@@ -104,6 +123,8 @@ def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
         (lambda: Strategy(placement={"gpu:0": ""}), "placement"),
         (lambda: Call(build_model, width=object()), "the argument width is a object"),
         (lambda: Call(build_model, width=math.nan), "JSON has no number"),
+        (lambda: Call(build_model, width=10**5000), "the arguments of Call are no JSON: Exceeds the limit"),
+        (lambda: Call(build_model, width=_nest(100_000)), "the arguments of Call are no JSON: maximum recursion"),
         (lambda: Call(build_model, sizes=[1, {"a": {2: 3}}]), "sizes[1]['a'] has the key 2"),
     ],
 )
@@ -147,8 +168,8 @@ def test_arguments_are_sorted_json() -> None:
 
 
 def test_capacity_has_the_bound_of_the_coordinator() -> None:
-    assert validation._MAX_CAPACITY == MAX_CAPACITY
+    assert (validation._MAX_CAPACITY, validation._MAX_MICRO_BATCHES) == (MAX_CAPACITY, MAX_MICRO_BATCHES)
     assert DataSource(reader, batch_size=8, capacity=MAX_CAPACITY).capacity == MAX_CAPACITY
-    with pytest.raises(PipesvcError, match=r"65536 at most.*default is 64") as caught:
+    with pytest.raises(PipesvcError, match=r"capacity is more than 65536. It counts whole batches") as caught:
         DataSource(reader, batch_size=8, capacity=MAX_CAPACITY + 1)
     assert caught.value.code is ErrorCode.INVALID_JOB

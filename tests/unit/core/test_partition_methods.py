@@ -75,6 +75,13 @@ def test_an_unknown_method_is_refused_with_the_methods() -> None:
         _edges("flops", _layers("Block Block"), 2)
 
 
+@pytest.mark.parametrize("num_stages", [3, 2**31 - 1])
+@pytest.mark.parametrize("method", ["uniform", "parameters", "type:Block"])
+def test_more_stages_than_layers_are_refused_at_once(method: str, num_stages: int) -> None:
+    with pytest.raises(PipesvcError, match=f"2 layers cannot fill {num_stages} stages"):
+        _edges(method, _layers("Block Block"), num_stages)
+
+
 def test_balanced_keeps_the_heaviest_stage_light_though_another_cut_is_more_even() -> None:
     """7 | 7 3 | 12 4 has the smaller sum of squares, and 16 where 15 is possible."""
     assert balanced([7.0, 7.0, 3.0, 12.0, 4.0], 3, np.ones(6, np.bool_), ()) == (0, 2, 4, 5)
