@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
-from pipesvc.cli_options import Coordinator, JobName, RunId, TokenFile, connect
+from pipesvc.cli_options import Coordinator, JobName, RunId, TokenFile, check_writable, connect
 from pipesvc.cli_plan import plan as plan_command
 from pipesvc.cli_profile import profile
 from pipesvc.errors import PipesvcError
@@ -203,6 +203,7 @@ def trace(
     token_file: TokenFile = None,
 ) -> None:
     """Print what each stage did when, and what it waited for, as JSON."""
+    check_writable(out)
     with connect(coordinator, token_file) as client:
         text = json.dumps(client.attach(run_id).trace(), indent=1)
     if out is None:
