@@ -131,9 +131,7 @@ def submit(
     view = SubmitView(sys.stdout, sys.stderr)
     with connect(coordinator, token_file) as client:
         try:
-            if plan is not None:
-                client.plan(loaded)  # refuses one that does not fit
-            _follow(client.submit(loaded, run_id, on_event=view))
+            _follow(client.submit(loaded, run_id, on_event=view, is_planned=plan is not None))
         except KeyboardInterrupt as interrupt:
             if view.run_id and client.is_source_of(view.run_id):
                 cancel_streamed(view.run_id, coordinator, token_file)

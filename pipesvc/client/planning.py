@@ -156,10 +156,13 @@ def _plan(strategy: Strategy, costs: Costs, workers: Sequence[WorkerInfo]) -> Pl
 def _stages(plan: Plan, costs: Costs) -> tuple[StageCost, ...]:
     """What the plan's stages cost; a plan of other layers, or of a device that was not measured, is refused."""
     held = [name for stage in plan.stages for name in stage.layer_names]
-    if held != [layer.name for layer in costs.layers]:
+    held_bytes = sum(stage.parameter_bytes for stage in plan.stages)
+    costed_bytes = sum(layer.parameter_bytes for layer in costs.layers)
+    if held != [layer.name for layer in costs.layers] or held_bytes != costed_bytes:
         raise PipesvcError(
             ErrorCode.INVALID_PLAN,
-            f"the plan has {len(held)} layers, which are not the job's {len(costs.layers)}",
+            f"the plan has {len(held)} layers with {held_bytes} bytes of parameters, which are not the job's "
+            f"{len(costs.layers)} with {costed_bytes}",
             advice="Name the job that the plan was made for.",
         )
     indices = {(device.worker, device.device): index for index, device in enumerate(costs.devices)}

@@ -110,7 +110,8 @@ def _check_same_layers(parts: Sequence[Costs]) -> None:
                 ErrorCode.BUILD_FAILED,
                 f"the model has {len(part.layers)} layers on worker {here} and {len(first.layers)} on {there}, "
                 "or others by name",
-                advice="The model function must do the same everywhere; look for versions that differ",
+                advice="The model function must do the same everywhere; look for versions that differ, or for a file "
+                "that it reads. If that has changed since some were measured: `pipesvc profile JOB --fresh`",
                 where=Where(worker=here),
             )
 

@@ -98,7 +98,7 @@ def test_the_whole_has_every_device_and_of_each_layer_the_most() -> None:
 
 
 def test_workers_that_build_other_layers_are_named() -> None:
-    with pytest.raises(PipesvcError, match="1 layers on worker b and 2 on a"):
+    with pytest.raises(PipesvcError, match=r"1 layers on worker b and 2 on a.*pipesvc profile JOB --fresh"):
         whole([device_part("a", profile("0", "1")), device_part("b", profile("0"))])
 
 
