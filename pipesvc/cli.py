@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from pipesvc.cli_errors import error_line, os_error_line, show_warning
-from pipesvc.cli_options import Coordinator, JobName, RunId, TokenFile, connect
+from pipesvc.cli_options import Coordinator, JobName, RunId, TokenFile, check_writable, connect
 from pipesvc.cli_plan import plan as plan_command
 from pipesvc.cli_profile import profile
 from pipesvc.errors import PipesvcError
@@ -135,9 +135,7 @@ def submit(
     view = SubmitView(sys.stdout, sys.stderr)
     with connect(coordinator, token_file) as client:
         try:
-            if plan is not None:
-                client.plan(loaded)  # refuses one that does not fit
-            _follow(client.submit(loaded, run_id, on_event=view))
+            _follow(client.submit(loaded, run_id, on_event=view, is_planned=plan is not None))
         except KeyboardInterrupt as interrupt:
             if view.run_id and client.is_source_of(view.run_id):
                 cancel_streamed(view.run_id, coordinator, token_file)
@@ -207,6 +205,7 @@ def trace(
     token_file: TokenFile = None,
 ) -> None:
     """Print what each stage did when, and what it waited for, as JSON."""
+    check_writable(out)
     with connect(coordinator, token_file) as client:
         text = json.dumps(client.attach(run_id).trace(), indent=1)
     if out is None:

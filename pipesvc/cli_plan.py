@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pipesvc.cli_options import Coordinator, JobName, TokenFile, connect
+from pipesvc.cli_options import Coordinator, JobName, TokenFile, check_writable, connect
+from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.net.addresses import DEFAULT_COORDINATOR
 
 
 def plan(
     job: JobName,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write a plan file, to edit and submit.")
     ] = None,
     gantt: Annotated[bool, typer.Option("--gantt", help="Draw the simulated step.")] = False,
     svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw it as an image.")] = None,
     compare: Annotated[
-        str, typer.Option("--compare", metavar="RUN", help="Print what was predicted for this run beside what it did.")
-    ] = "",
+        str | None,
+        typer.Option("--compare", metavar="RUN", help="Print what was predicted for this run beside what it did."),
+    ] = None,
     coordinator: Coordinator = DEFAULT_COORDINATOR,
     token_file: TokenFile = None,
 ) -> None:
@@ -31,7 +34,14 @@ def plan(
 
     Layers, devices and links are measured first if they are not known yet.
     """
+    if compare is not None:
+        _refuse_beside("--compare", "prints a comparison alone", {"--out": out, "--gantt": gantt, "--svg": svg})
+    if as_json:
+        _refuse_beside("--json", "prints JSON alone", {"--gantt": gantt})
+    check_writable(out)
+    check_writable(svg)
     from pipesvc.client import plan_view
+    from pipesvc.client.compare import comparison_json
     from pipesvc.client.gantt import gantt_text
     from pipesvc.client.gantt_svg import gantt_svg
     from pipesvc.client.loading import load_job
@@ -40,8 +50,9 @@ def plan(
 
     loaded = load_job(job)
     with connect(coordinator, token_file) as client:
-        if compare:
-            print(plan_view.comparison_text(client.compare(loaded, compare)))
+        if compare is not None:
+            lines = client.compare(loaded, compare)
+            print(comparison_json(lines) if as_json else plan_view.comparison_text(lines))
             return
         planned = client.plan(loaded, on_event=ProfileLines(sys.stderr))
     report = planned.report
@@ -52,3 +63,10 @@ def plan(
         svg.write_text(gantt_svg(planned.rows, planned.evaluated.step.spans, title=plan_view.title(report)))
     if out is not None:
         out.write_text(plan_file_text(planned.strategy, report))
+
+
+def _refuse_beside(option: str, because: str, others: Mapping[str, object]) -> None:
+    given = [name for name, value in others.items() if value not in (None, False)]
+    if given:
+        message = f"{option} {because}, not with {', '.join(given)}"
+        raise PipesvcError(ErrorCode.INVALID_JOB, message, advice="Leave one of them out.")

@@ -33,8 +33,12 @@ class Call:
 
     def __init__(self, function: Callable[..., Any], /, **arguments: Any) -> None:
         check_function(function, what=type(self).__name__)
-        for name, value in arguments.items():
-            check_json(value, path=name)
+        try:
+            for name, value in arguments.items():
+                check_json(value, path=name)
+            json.dumps(arguments)
+        except (RecursionError, ValueError) as error:  # nested too deeply, or a whole number of thousands of digits
+            raise refuse(f"the arguments of {type(self).__name__} are no JSON: {error}") from None
         object.__setattr__(self, "function", function)
         object.__setattr__(self, "arguments", dict(arguments))
 

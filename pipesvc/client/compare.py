@@ -7,9 +7,10 @@ compared on that stage's own clock, so clocks of different hosts need not agree.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any, Final, Literal
@@ -64,6 +65,10 @@ def compare(
     for stage in report.stages:
         lines += _stage_lines(stage, predicted, measured)
     return [*lines, *_link_lines(report, links, num_steps)]
+
+
+def comparison_json(lines: Sequence[Line]) -> str:
+    return json.dumps([asdict(line) for line in lines], indent=2)
 
 
 def observed_in(trace: Sequence[Mapping[str, Any]]) -> Observed:

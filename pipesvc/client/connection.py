@@ -23,6 +23,7 @@ from pipesvc.client.job import Job, Strategy, StreamSource
 from pipesvc.client.profiling import OnEvent, Profile, profile
 from pipesvc.client.run import Run
 from pipesvc.client.spec import check_is_job, make_submission, measurable
+from pipesvc.client.stale import difference, doubting
 from pipesvc.client.stream import BatchStream
 from pipesvc.client.transport import Transport
 from pipesvc.client.watching import ENDED, NO_STEP, PipesvcWarning, failure_of, watch
@@ -92,11 +93,17 @@ class Client:
         return str(self._transport.address)
 
     def submit(
-        self, job: Job, run_id: str | None = None, *, on_event: Callable[[run_pb2.Run], None] | None = None
+        self,
+        job: Job,
+        run_id: str | None = None,
+        *,
+        on_event: Callable[[run_pb2.Run], None] | None = None,
+        is_planned: bool = False,
     ) -> Run:
         """Hand the job over; returns when it has a plan, or stands behind another run. Raises what it was refused for.
 
-        A strategy with open parts (`boundaries="auto"`, `schedule="auto"`) is planned first, as by `plan`.
+        A strategy with open parts (`boundaries="auto"`, `schedule="auto"`) is planned first, as by `plan`; with
+        `is_planned` any other is as well, which refuses one that does not fit.
         A repeat with the same `run_id` and the same job gives the same run; where its batches are streamed, only the
         client that submitted it first streams them. `on_event` is told the run as soon as the coordinator has it, and
         its changes until `submit` returns.
@@ -105,8 +112,9 @@ class Client:
         check_is_job(job)
         if run_id is not None:
             _check_run_id(run_id)
+        planned = self._planned(job, run_id) if job.strategy.is_open or is_planned else None
         if job.strategy.is_open:
-            job = replace(job, strategy=self._closed_strategy(job, run_id))
+            job = replace(job, strategy=planned.strategy if planned else self._strategy_of(run_id, job))
         submission = make_submission(job)
         run_id = run_id if run_id is not None else _new_run_id(submission.spec.name)
         request = run_pb2.SubmitRunRequest(run_id=run_id, job=submission.spec, bundle=submission.bundle.data)
@@ -116,7 +124,10 @@ class Client:
             response = self._transport.call(self._transport.stub.SubmitRun, request)
             if on_event is not None:
                 on_event(response.run)
-            self._await_plan(run_id, job, on_event)
+            with doubting(planned is not None):
+                self._await_plan(run_id, job, on_event)
+            if planned is not None:
+                self._warn_of_other_layers(run_id, planned)
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(self.farewell(run_id))
             raise
@@ -130,8 +141,9 @@ class Client:
         """
         from pipesvc.client import planning  # brings numpy, which no other command needs
 
-        costs = self.profile(measurable(job), on_event=on_event).costs
-        return planning.plan_job(job, costs, planning.crew_of(self.status()))
+        known = self.profile(measurable(job), on_event=on_event)
+        with doubting(known.are_kept):
+            return planning.plan_job(job, known.costs, planning.crew_of(self.status()))
 
     def compare(self, job: Job, run_id: str) -> list[Line]:
         """What the job's costs let expect of the plan of a run, beside what its trace and links say."""
@@ -139,8 +151,9 @@ class Client:
         from pipesvc.client.compare import compare
 
         run = self.attach(run_id)
-        info, costs = run.info(), self.profile(measurable(job)).costs
-        predicted = planning.predict(run.plan(), job, costs, planning.crew_of(self.status()).fingerprints)
+        info, known = run.info(), self.profile(measurable(job))
+        with doubting(known.are_kept):
+            predicted = planning.predict(run.plan(), job, known.costs, planning.crew_of(self.status()).fingerprints)
         return compare(
             predicted.report,
             predicted.evaluated.step,
@@ -200,13 +213,21 @@ class Client:
         finally:
             self._transport.close()
 
-    def _closed_strategy(self, job: Job, run_id: str | None) -> Strategy:
-        """Of a run that is there already, its own: a repeat of a submission is the same run whatever has changed."""
+    def _planned(self, job: Job, run_id: str | None) -> Planned | None:
+        """None for a run that is there already: a repeat of a submission is the same run whatever has changed."""
+        is_there = run_id is not None and self._exists(run_id) and self.attach(run_id).info().plan_json
+        return None if is_there else self.plan(job)
+
+    def _strategy_of(self, run_id: str | None, job: Job) -> Strategy:
         from pipesvc.client import planning
 
-        if run_id is not None and self._exists(run_id) and self.attach(run_id).info().plan_json:
-            return planning.strategy_of(self.attach(run_id).plan(), job.strategy)
-        return self.plan(job).strategy
+        assert run_id is not None, "an open strategy is planned, or its run is there"
+        return planning.strategy_of(self.attach(run_id).plan(), job.strategy)
+
+    def _warn_of_other_layers(self, run_id: str, planned: Planned) -> None:
+        run = self.attach(run_id)
+        if run.info().plan_json and (text := difference(planned.plan, run.plan())):
+            warnings.warn(text, PipesvcWarning, stacklevel=3)
 
     def _exists(self, run_id: str) -> bool:
         try:

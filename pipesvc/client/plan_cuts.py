@@ -7,7 +7,7 @@ handed on. Pure.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from pipesvc.client.job import ScheduleFile, Strategy
 from pipesvc.core.costs import Costs
@@ -17,6 +17,7 @@ from pipesvc.core.plan import StrategySettings
 from pipesvc.core.schedules import FILE
 from pipesvc.core.stages import cut
 from pipesvc.core.step_lists import step_lists
+from pipesvc.errors import PipesvcError
 
 
 def settings_of(strategy: Strategy) -> StrategySettings:
@@ -39,21 +40,29 @@ def settings_of(strategy: Strategy) -> StrategySettings:
 def cuts_of(asked: Strategy, costs: Costs) -> list[Strategy]:
     """The strategy with its boundaries: as given, or the two best that the partitioner finds, with their places.
 
-    Raises what the partitioner refuses.
+    Where the schedule is open, the cut is made for 1F1B as it is usual, or else for the fewest micro-batches in flight
+    that there can be. Raises what the partitioner refuses.
     """
     if not isinstance(asked.boundaries, str):
         return [asked]
     if not asked.pipeline:
         return [replace(asked, boundaries=())]
-    found = partition(
+    search = partial(
+        partition,
         costs,
         num_micro_batches=asked.micro_batches,
         method=asked.boundaries,
         constraints=PartitionConstraints(
             num_stages=asked.num_stages or 0, places=asked.placement, allow_cpu_for_gpu=asked.allow_cpu_for_gpu
         ),
-        in_flight=None if asked.has_open_schedule else _in_flight(asked),
     )
+    if asked.has_open_schedule:
+        try:
+            found = search()
+        except PipesvcError:
+            found = search(in_flight=lambda stage, num_stages: 1)
+    else:
+        found = search(in_flight=_in_flight(asked))
     return [_with_cut(asked, costs, each) for each in (found, found.runner_up) if each is not None]
 
 

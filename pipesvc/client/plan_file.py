@@ -54,14 +54,21 @@ def read_plan(path: str | Path) -> Strategy:
     Raises INVALID_PLAN with every fault of the file by field.
     """
     try:
-        raw = json.loads(Path(path).read_text(), object_pairs_hook=_object)
+        text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise PipesvcError(ErrorCode.INVALID_PLAN, f"the plan file {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # not text, or no name of a file
+        raise PipesvcError(ErrorCode.INVALID_PLAN, f"the plan file {path} cannot be read: {error}") from None
+    try:
+        raw = json.loads(text, object_pairs_hook=_object)
+        faults = list(_faults(raw))
     except ValueError as error:
         raise PipesvcError(
             ErrorCode.INVALID_PLAN, f"the plan file {path} is not JSON: {error}", advice=_ADVICE
         ) from None
-    if faults := list(_faults(raw)):
+    except RecursionError:
+        raise PipesvcError(ErrorCode.INVALID_PLAN, f"the plan file {path} nests too deeply", advice=_ADVICE) from None
+    if faults:
         raise PipesvcError(ErrorCode.INVALID_PLAN, f"the plan file {path}: {'; '.join(faults)}", advice=_ADVICE)
     values = raw["strategy"]
     try:
@@ -93,7 +100,7 @@ def _faults(raw: Any) -> Iterator[str]:
         yield f"it is a {type(raw).__name__}, not an object"
         return
     yield from _differing_fields("", raw, _FIELDS, {"format", "strategy"})
-    if "format" in raw and (raw["format"] != _FORMAT or isinstance(raw["format"], bool)):
+    if "format" in raw and (type(raw["format"]) is not int or raw["format"] != _FORMAT):
         yield f"format is {raw['format']!r}; this version reads {_FORMAT}"
     strategy = raw.get("strategy", {})
     if not isinstance(strategy, dict):

@@ -145,8 +145,9 @@ def _planned(job: Job, costs: Costs, workers: Sequence[WorkerInfo], fingerprints
 
 
 def _plan(strategy: Strategy, costs: Costs, workers: Sequence[WorkerInfo]) -> Plan:
-    """As the coordinator would make it."""
-    plan = make_plan(settings_of(strategy), layer_infos(costs.layers), workers)
+    """As the coordinator would make it, but for memory: of that these costs know more, and it is checked once."""
+    boundless = [replace(worker, memory_bytes=0, memory_limit_bytes=0) for worker in workers]
+    plan = make_plan(settings_of(strategy), layer_infos(costs.layers), boundless)
     if isinstance(plan, MissingWorkers):
         raise PipesvcError(ErrorCode.MISSING_WORKER, f"the plan has {plan.text}", advice="Start them, then plan again.")
     return plan
@@ -155,10 +156,13 @@ def _plan(strategy: Strategy, costs: Costs, workers: Sequence[WorkerInfo]) -> Pl
 def _stages(plan: Plan, costs: Costs) -> tuple[StageCost, ...]:
     """What the plan's stages cost; a plan of other layers, or of a device that was not measured, is refused."""
     held = [name for stage in plan.stages for name in stage.layer_names]
-    if held != [layer.name for layer in costs.layers]:
+    held_bytes = sum(stage.parameter_bytes for stage in plan.stages)
+    costed_bytes = sum(layer.parameter_bytes for layer in costs.layers)
+    if held != [layer.name for layer in costs.layers] or held_bytes != costed_bytes:
         raise PipesvcError(
             ErrorCode.INVALID_PLAN,
-            f"the plan has {len(held)} layers, which are not the job's {len(costs.layers)}",
+            f"the plan has {len(held)} layers with {held_bytes} bytes of parameters, which are not the job's "
+            f"{len(costs.layers)} with {costed_bytes}",
             advice="Name the job that the plan was made for.",
         )
     indices = {(device.worker, device.device): index for index, device in enumerate(costs.devices)}

@@ -30,6 +30,11 @@ class Profile:
     num_devices_measured: int
     num_links_measured: int
 
+    @property
+    def are_kept(self) -> bool:
+        """True where costs of layers were measured by an earlier call."""
+        return self.num_devices_measured < len(self.costs.devices)
+
 
 def profile(transport: Transport, job: Job, *, is_fresh: bool, on_event: OnEvent | None) -> Profile:
     """Blocks until all is measured; raises what failed it."""

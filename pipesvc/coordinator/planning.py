@@ -36,6 +36,7 @@ def layers_of(inspected: local_pb2.Inspected) -> tuple[LayerInfo, ...]:
             mark=layer.mark,
             parameter_bytes=layer.parameter_bytes,
             buffer_bytes=layer.buffer_bytes,
+            gradient_bytes=layer.gradient_bytes,
         )
         for layer in inspected.layers
     )

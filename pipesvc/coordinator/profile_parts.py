@@ -83,13 +83,16 @@ def link_part(sender: str, receiver: str, profile: local_pb2.LinkProfile) -> Cos
 
 def joined(wanted: Wanted, parts: Mapping[str, Costs], workers: Registrations) -> Costs:
     """The whole, in the order of the workers. Raises BUILD_FAILED if two workers built different layers."""
-    registrations = {worker.name: worker for worker in workers}
+    known = {worker.name: worker_info(worker) for worker in workers}
     found = [parts[key] for key in wanted.devices]
     _check_same_layers(found)
     return Costs(
         layers=tuple(_largest(same) for same in zip(*(part.layers for part in found), strict=True)),
         devices=tuple(
-            replace(device, memory_bytes=_memory_bytes(device, registrations[device.worker]))
+            replace(
+                device,
+                memory_bytes=known[device.worker].device_memory_bytes(device.device, own_bytes=device.memory_bytes),
+            )
             for part in found
             for device in part.devices
         ),
@@ -107,7 +110,8 @@ def _check_same_layers(parts: Sequence[Costs]) -> None:
                 ErrorCode.BUILD_FAILED,
                 f"the model has {len(part.layers)} layers on worker {here} and {len(first.layers)} on {there}, "
                 "or others by name",
-                advice="The model function must do the same everywhere; look for versions that differ",
+                advice="The model function must do the same everywhere; look for versions that differ, or for a file "
+                "that it reads. If that has changed since some were measured: `pipesvc profile JOB --fresh`",
                 where=Where(worker=here),
             )
 
@@ -116,13 +120,6 @@ def _largest(same: Sequence[LayerCost]) -> LayerCost:
     """One layer as the devices found it. A GPU's kernels may keep other activations than a CPU's: the most is safe."""
     sizes = [item.name for item in fields(LayerCost) if item.name.endswith("_bytes")]
     return replace(same[0], **{name: max(getattr(each, name) for each in same) for name in sizes})
-
-
-def _memory_bytes(device: DeviceCost, worker: worker_pb2.Register) -> int:
-    """A CPU has its worker's memory; a GPU its own, or what `--memory` leaves of it."""
-    if not device.memory_bytes:
-        return worker.memory_bytes
-    return min(device.memory_bytes, worker.memory_limit_bytes or device.memory_bytes)
 
 
 def _measured_part(job: job_pb2.JobSpec) -> str:

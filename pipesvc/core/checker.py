@@ -10,10 +10,11 @@ number of actions.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 from pipesvc.core.actions import (
     Action,
@@ -34,6 +35,7 @@ from pipesvc.errors import ErrorCode, PipesvcError, Where
 _SHOWN: Final = 8  # in a message that could name thousands
 _ONCE: Final = "Each action of a step is there exactly once."
 Lists = Mapping[str, Sequence[Action]]  # of each worker, by its name
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,19 +171,30 @@ def _faults_of_bounds(lists: Lists, bounds: Mapping[int, int]) -> Iterator[Fault
 
 
 def _faults_of_dry_run(lists: Lists, contents: Contents) -> Iterator[Fault]:
-    """Each worker runs until it lacks a result, and goes on when another gives it."""
-    num_stages, num_micro_batches, clips = contents.num_stages, contents.num_micro_batches, contents.clips
+    needed = partial(
+        needs,
+        num_stages=contents.num_stages,
+        num_micro_batches=contents.num_micro_batches,
+        clips=contents.clips,
+    )
+    yield from faults_of_waiting(lists, needed, results)
+
+
+def faults_of_waiting(
+    lists: Mapping[str, Sequence[T]], needs: Callable[[T], Iterable[Result]], gives: Callable[[T], Iterable[Result]]
+) -> Iterator[Fault]:
+    """Each worker runs its list in order until it lacks a result, and goes on when another gives it."""
     given: set[Result] = set()
     waiting: dict[Result, list[str]] = {}
     blocked: dict[str, tuple[int, Result]] = {}
     able = deque(lists)
 
     def run(worker: str) -> Iterator[tuple[int, Result]]:
-        for position, action in enumerate(lists[worker]):
-            for result in needs(action, num_stages=num_stages, num_micro_batches=num_micro_batches, clips=clips):
+        for position, entry in enumerate(lists[worker]):
+            for result in needs(entry):
                 if result not in given:
                     yield position, result
-            for result in results(action):
+            for result in gives(entry):
                 given.add(result)
                 able.extend(waiting.pop(result, ()))
 
@@ -195,7 +208,7 @@ def _faults_of_dry_run(lists: Lists, contents: Contents) -> Iterator[Fault]:
             blocked[worker] = stop
             waiting.setdefault(stop[1], []).append(worker)
     if blocked:
-        givers = {result: action for _, _, action in _entries(lists) for result in results(action)}
+        givers = {result: entry for entries in lists.values() for entry in entries for result in gives(entry)}
         stories = [
             f"{worker} is blocked at {lists[worker][position]}, which waits for {givers[result]}"
             for worker, (position, result) in islice(blocked.items(), _SHOWN)

@@ -40,9 +40,13 @@ class Memory:
     snapshot_bytes: int = 0  # copies of the state that are being shipped
 
     @property
+    def model_bytes(self) -> int:
+        """What is held whatever the micro-batches are."""
+        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.buffer_bytes + self.snapshot_bytes
+
+    @property
     def total_bytes(self) -> int:
-        fixed = self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.buffer_bytes + self.snapshot_bytes
-        return fixed + _total(self.activations) + _total(self.link_slots)
+        return self.model_bytes + _total(self.activations) + _total(self.link_slots)
 
     def fits(self, limit_bytes: int) -> bool:
         """A limit of 0 is none."""
@@ -123,10 +127,13 @@ def check_memory(stages: Sequence[StageCost], memory: Mapping[str, Memory]) -> N
     limits = too_small(stages, memory)
     if limits:
         sums = "; ".join(f"{place} would need {memory[place].text(limit)}" for place, limit in limits.items())
+        is_model_too_large = any(memory[place].model_bytes > limit for place, limit in limits.items())
         raise PipesvcError(
             ErrorCode.INVALID_PLAN,
             f"the plan does not fit: {sums}",
-            advice="Put fewer layers there, use more and smaller micro-batches, or fewer in flight.",
+            advice="Put fewer layers there, or place them on a worker with more memory."
+            if is_model_too_large
+            else "Put fewer layers there, use more and smaller micro-batches, or fewer in flight.",
         )
 
 

@@ -61,6 +61,7 @@ def layer_infos(layers: Sequence[LayerCost]) -> list[LayerInfo]:
             mark=layer.mark,
             parameter_bytes=layer.parameter_bytes,
             buffer_bytes=layer.buffer_bytes,
+            gradient_bytes=layer.gradient_bytes,
         )
         for layer in layers
     ]
@@ -104,7 +105,7 @@ def balanced(
     is_allowed = (end > first) & (end <= last_end) & may_cut[:, None] & may_cut[None, :]
     weight = np.where(is_allowed, sums[end] - sums[first], np.inf)
     heaviest = np.where(np.arange(num_layers + 1) == num_layers, 0.0, np.inf)
-    for _ in range(num_stages):
+    for _ in range(min(num_stages, num_layers + 1)):  # one more than layers already fills no stage
         heaviest = np.maximum(weight, heaviest).min(axis=1)
     if not np.isfinite(heaviest[0]):
         raise PipesvcError(

@@ -24,6 +24,7 @@ class LayerInfo:
     mark: str = ""  # the device_guard label, empty if unmarked
     parameter_bytes: int = 0
     buffer_bytes: int = 0
+    gradient_bytes: int = 0  # at least, in a step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +37,17 @@ class WorkerInfo:
     devices: tuple[str, ...] = ("cpu",)
     num_cores: int = 1
     num_threads: int = 0  # 0: shared out among the workers of the machine
-    memory_bytes: int = 0
+    memory_bytes: int = 0  # of the host, or what `--memory` says where that is less; 0: not known
+    memory_limit_bytes: int = 0  # as `--memory` says, for each device; 0: nothing was said
+
+    def device_memory_bytes(self, device: str, own_bytes: int = 0) -> int:
+        """What stages may take on this device, which has `own_bytes`; 0 is not known, or not limited.
+
+        A CPU has its worker's memory; a GPU its own, or what `--memory` leaves of it.
+        """
+        if device == "cpu":
+            return self.memory_bytes
+        return min(filter(None, (own_bytes, self.memory_limit_bytes)), default=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

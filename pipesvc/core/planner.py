@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipesvc.core.checker import check
+from pipesvc.core.memory import check_memory, device_memory
 from pipesvc.core.placement import MissingWorkers, place
 from pipesvc.core.plan import LayerInfo, Plan, StagePlan, StrategySettings, WorkerInfo
 from pipesvc.core.schedules import (
@@ -20,6 +21,7 @@ from pipesvc.core.schedules import (
     schedule_name,
     worker_actions,
 )
+from pipesvc.core.stage_costs import StageCost
 from pipesvc.core.stages import StageCut, cut
 
 __all__ = ["MissingWorkers", "dry_run", "make_plan"]
@@ -28,7 +30,10 @@ __all__ = ["MissingWorkers", "dry_run", "make_plan"]
 def make_plan(
     settings: StrategySettings, layers: Sequence[LayerInfo], workers: Sequence[WorkerInfo]
 ) -> Plan | MissingWorkers:
-    """The plan of a run on these workers, given in the order of their registration."""
+    """The plan of a run on these workers, given in the order of their registration.
+
+    Of memory it knows weights, gradients and buffers alone: a plan for which even those are too large is refused.
+    """
     check_counts(
         settings.schedule,
         num_micro_batches=settings.micro_batches,
@@ -64,6 +69,7 @@ def make_plan(
         warnings=_warnings(settings, len(stages)),
     )
     dry_run(plan)
+    _check_memory(stages, layers, workers)
     return plan
 
 
@@ -87,6 +93,27 @@ def dry_run(plan: Plan) -> dict[int, int]:
         for worker, stages in held.items()
     }
     return check(lists, num_stages=plan.num_stages, num_micro_batches=plan.micro_batches, bounds={}, clips=True)
+
+
+def _check_memory(stages: Sequence[StagePlan], layers: Sequence[LayerInfo], workers: Sequence[WorkerInfo]) -> None:
+    """By the one rule of memory, with what is known of layers that nobody has measured."""
+    known = {worker.name: worker for worker in workers}
+    costs = []
+    for stage in stages:
+        held = layers[stage.first_layer : stage.end_layer]
+        costs.append(
+            StageCost(
+                worker=stage.worker,
+                device=stage.device,
+                memory_bytes=known[stage.worker].device_memory_bytes(stage.device),
+                forward_s=0.0,
+                backward_s=0.0,
+                weight_bytes=stage.parameter_bytes,
+                gradient_bytes=sum(layer.gradient_bytes for layer in held),
+                buffer_bytes=sum(layer.buffer_bytes for layer in held),
+            )
+        )
+    check_memory(costs, device_memory(costs, dict.fromkeys(range(len(costs)), 0)))
 
 
 def _stage_plan(index: int, stage: StageCut, layers: Sequence[LayerInfo], worker: str, device: str) -> StagePlan:

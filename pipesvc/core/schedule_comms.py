@@ -1,19 +1,21 @@
 """The communication cells of a schedule file: checked against the rest, and then not needed.
 
-torch writes where each activation and gradient is sent and received, since its calls must pair up. Links deliver
-without being told, so these cells add nothing; but a file whose cells contradict each other is not what its writer
-meant, and is refused.
+torch writes where each activation and gradient is sent and received, since its calls must pair up: a send is handed
+over and goes on, a receive waits, and what one row receives from another comes in the order in which it was sent.
+Links deliver without being told, so these cells add nothing; but a file whose cells contradict each other is not what
+its writer meant, and is refused.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeGuard
 
 from pipesvc.core.actions import Action, Result, ResultKind, needs, results
-from pipesvc.core.checker import Fault
+from pipesvc.core.checker import Fault, faults_of_waiting
 
 _TEXT: Final = re.compile(r"(0|[1-9][0-9]{0,8})(SEND|RECV)_([FB])(0|[1-9][0-9]{0,8})")
 
@@ -38,19 +40,25 @@ class Comm:
         return Result(self.stage + to_neighbour, kind, self.micro_batch)
 
 
+Rows = Sequence[Sequence[Action | Comm]]
+
+
 def parse_comm(cell: str) -> Comm | None:
     match = _TEXT.fullmatch(cell)
     return None if match is None else Comm(int(match[1]), match[2], match[3], int(match[4]))
 
 
-def find_comm_fault(rows: Sequence[Sequence[Action | Comm]], num_stages: int) -> Fault | None:
+def find_comm_fault(rows: Rows, num_stages: int) -> Fault | None:
     """The first cell that does not fit. The actions of these rows have passed the checker; workers are `row N`."""
     if not any(isinstance(cell, Comm) for row in rows for cell in row):
         return None
-    return next(_faults(rows, num_stages), None)
+    for faults in (_faults_of_rows(rows, num_stages), _faults_of_pairs(rows), _faults_of_waiting(rows)):
+        for fault in faults:
+            return fault
+    return None
 
 
-def _faults(rows: Sequence[Sequence[Action | Comm]], num_stages: int) -> Iterator[Fault]:
+def _faults_of_rows(rows: Rows, num_stages: int) -> Iterator[Fault]:
     """Each row sends what it has and another row needs, and receives what it needs before it needs it."""
     home = {cell.stage: number for number, row in enumerate(rows) for cell in row if isinstance(cell, Action)}
     given: dict[Result, int] = {}
@@ -62,7 +70,7 @@ def _faults(rows: Sequence[Sequence[Action | Comm]], num_stages: int) -> Iterato
                 wanted = needs(cell, num_stages=num_stages, num_micro_batches=1, clips=False)
                 needed.update({result: number for result in wanted if result.stage != cell.stage})
     for number, row in enumerate(rows):
-        name = f"row {number + 1}"
+        name = _name(number)
         had: set[Result] = set()
         seen: set[Comm] = set()
         for position, cell in enumerate(row):
@@ -89,6 +97,43 @@ def _faults(rows: Sequence[Sequence[Action | Comm]], num_stages: int) -> Iterato
         for result in had:
             if result in needed and given[result] == number != needed[result] and _send(result) not in seen:
                 yield Fault(f"{name} lacks {_send(result)}", "A file with communication has all of it.")
+
+
+def _faults_of_pairs(rows: Rows) -> Iterator[Fault]:
+    """Every send has its receive and every receive its send; from one row to another they are in the same order."""
+    sender = {cell.result: number for number, row in enumerate(rows) for cell in row if _is(cell, "SEND")}
+    receiver = {cell.result: number for number, row in enumerate(rows) for cell in row if _is(cell, "RECV")}
+    sent: dict[tuple[int, int], deque[Comm]] = {}
+    for number, row in enumerate(rows):
+        for cell in row:
+            if _is(cell, "SEND"):
+                sent.setdefault((number, receiver[cell.result]), deque()).append(cell)
+    for number, row in enumerate(rows):
+        for position, cell in enumerate(row):
+            if _is(cell, "RECV"):
+                send = sent[sender[cell.result], number].popleft()
+                if send.result != cell.result:
+                    text = f"{cell} would take what {send} has sent before"
+                    advice = "From one row to another, receives are in the order of their sends."
+                    yield Fault(text, advice, _name(number), position)
+
+
+def _faults_of_waiting(rows: Rows) -> Iterator[Fault]:
+    """Each row goes on until a receive lacks its send."""
+    lists = {_name(number): row for number, row in enumerate(rows)}
+    yield from faults_of_waiting(
+        lists,
+        needs=lambda cell: (cell.result,) if _is(cell, "RECV") else (),
+        gives=lambda cell: (cell.result,) if _is(cell, "SEND") else (),
+    )
+
+
+def _is(cell: Action | Comm, verb: str) -> TypeGuard[Comm]:
+    return isinstance(cell, Comm) and cell.verb == verb
+
+
+def _name(number: int) -> str:
+    return f"row {number + 1}"
 
 
 def _letter(result: Result) -> str:

@@ -4,12 +4,11 @@ One row for each worker (torch's rank), one cell for each action in order: `0F0`
 pauses and mean nothing here. Files with communication are read as well: their sends and receives must fit the rest and
 are then left out, since links need none; so are the actions of sharded parameters, which do nothing where none are
 sharded. torch's own reader takes duplicates, gaps and trailing junk; this one refuses them with row and column, both
-counted from 1.
+counted from 1. Nothing in a cell needs quotes, so a quote is allowed around a whole cell only.
 """
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,10 @@ from pipesvc.core.generators.once import once_a_step
 from pipesvc.core.schedule_comms import Comm, find_comm_fault, parse_comm
 from pipesvc.errors import ErrorCode, PipesvcError
 
-_SHARDED: Final = re.compile(r"(0|[1-9][0-9]{0,8})(UNSHARD|RESHARD|REDUCE_GRAD)")
+_SHARDED: Final = re.compile(r"(0|[1-9][0-9]{0,8})(?:UNSHARD|RESHARD|REDUCE_GRAD)")
+_END_OF_ROW: Final = re.compile(r"\r\n|\r|\n")
+_BLANKS: Final = " \t"
+_BYTE_ORDER_MARK: Final = "\ufeff"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,17 +46,21 @@ def read(text: str, num_micro_batches: int | None = None) -> ScheduleTable:
 
     `num_micro_batches` is what a step will have; None: as many as the file itself has.
     """
-    try:
-        cells = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
-    except csv.Error as error:
-        raise _refusal("the file", f"it is not CSV: {error}") from None
+    if text.startswith(_BYTE_ORDER_MARK):
+        raise _refusal("the file", "begins with a byte order mark (BOM)", "Save it as UTF-8 without one.")
+    cells = [[_text(cell) for cell in line.split(",")] for line in _END_OF_ROW.split(text)]
     while cells and not any(cells[-1]):
         cells.pop()
     rows: list[list[tuple[int, Action | Comm]]] = []  # column and what stands there
     for number, row in enumerate(cells, 1):
         rows.append([(column, _parsed(cell, number, column)) for column, cell in enumerate(row, 1) if _says(cell)])
-        if not any(isinstance(action, Action) for _, action in rows[-1]):
+        held = {action.stage for _, action in rows[-1] if isinstance(action, Action)}
+        if not held:
             raise _refusal(f"row {number}", "has no action", "Each row is a worker; leave out those that do nothing.")
+        for column, cell in enumerate(row, 1):
+            if (sharded := _SHARDED.fullmatch(cell)) and int(sharded[1]) not in held:
+                at = f"row {number}, column {column}"
+                raise _refusal(at, f"{cell} is of a stage that has no action on this row", "Leave it out.")
     return _checked(rows, num_micro_batches)
 
 
@@ -63,6 +69,13 @@ def write(rows: Sequence[Sequence[Action]]) -> str:
     return "".join(
         ",".join(str(action) for action in actions if action.kind in PER_MICRO_BATCH) + "\n" for actions in rows
     )
+
+
+def _text(cell: str) -> str:
+    """Without the blanks around it, and the quotes that may be around all of it."""
+    bare = cell.strip(_BLANKS)
+    is_quoted = len(bare) > 1 and bare[0] == bare[-1] == '"'
+    return bare[1:-1].strip(_BLANKS) if is_quoted else bare
 
 
 def _says(cell: str) -> bool:
@@ -97,6 +110,10 @@ def _checked(rows: Sequence[Sequence[tuple[int, Action | Comm]]], num_micro_batc
         text = f"it has {num_written} micro-batches, and a step has micro_batches={num_micro_batches}"
         raise _refusal("the file", text, f"Use micro_batches={num_written}, or a file for {num_micro_batches}.")
     _check_size(num_stages, num_micro_batches, len(actions))
+    missing = sorted(set(range(num_stages)) - {action.stage for action in actions})
+    if missing:
+        text = f"has no action of stage {missing[0]}, and one of stage {num_stages - 1}"
+        raise _refusal("the file", text, "Stages count from 0 without a gap.")
     lists = {
         f"row {number}": [action for _, action in row]
         + once_a_step(sorted({action.stage for _, action in row}), clips=False)

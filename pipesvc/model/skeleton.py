@@ -45,7 +45,8 @@ def inspect_layers(build: Build, *, is_whole: bool = False) -> list[LayerInfo]:
             refuse_lazy(layers)
     else:
         layers = _exact().first_pass(build).layers
-    return [_info(name, layer) for name, layer in layers]
+    counted: set[int] = set()
+    return [_info(name, layer, counted) for name, layer in layers]
 
 
 def whole(build: Build, seed: int) -> list[NamedLayer]:
@@ -110,13 +111,19 @@ def _sample() -> list[nn.Module]:
     return [linear, encoder, table, nn.BatchNorm1d(4)]
 
 
-def _info(name: str, layer: nn.Module) -> LayerInfo:
+def _info(name: str, layer: nn.Module, counted: set[int]) -> LayerInfo:
+    """`counted` are the parameters of the layers before: one that is shared is there once."""
+    parameters = [each for each in layer.parameters() if id(each) not in counted]
+    counted.update(map(id, parameters))
+    tables = [module for module in layer.modules() if getattr(module, "sparse", False)]
+    sparse = {id(each) for table in tables for each in table.parameters(recurse=False)}
     return LayerInfo(
         name=name,
         type=type(layer).__name__,
         mark=mark_of(layer),
-        parameter_bytes=_num_bytes(layer.parameters()),
+        parameter_bytes=_num_bytes(parameters),
         buffer_bytes=_num_bytes(layer.buffers()),
+        gradient_bytes=_num_bytes(each for each in parameters if each.requires_grad and id(each) not in sparse),
     )
 
 

@@ -15,4 +15,5 @@ def worker_info(registration: worker_pb2.Register) -> WorkerInfo:
         num_cores=registration.num_cores,
         num_threads=registration.num_threads,
         memory_bytes=registration.memory_bytes,
+        memory_limit_bytes=registration.memory_limit_bytes,
     )

@@ -81,6 +81,7 @@ def layer_message(layer: LayerInfo) -> local_pb2.LayerInfo:
         mark=layer.mark,
         parameter_bytes=layer.parameter_bytes,
         buffer_bytes=layer.buffer_bytes,
+        gradient_bytes=layer.gradient_bytes,
     )
 
 

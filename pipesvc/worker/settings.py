@@ -13,6 +13,7 @@ from pipesvc.net.addresses import parse
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MAX_THREADS: Final = 1024
 _SIZE: Final = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[KMGT]?)(iB)?", re.IGNORECASE)
+_MAX_MEMORY_BYTES: Final = 2**63
 _UNITS: Final = ("", "K", "M", "G", "T")
 
 
@@ -65,8 +66,9 @@ class WorkerSettings:
         if not self.memory:
             return 0
         found = _SIZE.fullmatch(self.memory)
-        num_bytes = int(float(found["number"]) * 1024 ** _UNITS.index(found["unit"].upper())) if found else 0
-        if not num_bytes:
+        num_bytes = float(found["number"]) * 1024 ** _UNITS.index(found["unit"].upper()) if found else 0.0
+        if not 1 <= num_bytes < _MAX_MEMORY_BYTES:
             advice = "Write a number of bytes, or one with a unit of 1024: 512MiB, 8GiB"
-            raise PipesvcError(ErrorCode.INVALID_JOB, f"--memory {self.memory!r} is no size", advice=advice)
-        return num_bytes
+            message = f"--memory {self.memory!r} is no size that a host can have"
+            raise PipesvcError(ErrorCode.INVALID_JOB, message, advice=advice)
+        return int(num_bytes)

@@ -191,6 +191,28 @@ def test_health_without_a_coordinator_or_its_token_exits_with_1(command: Command
     assert "cannot be read" in _one_line(command("health", "--token-file", str(tmp_path / "none")), 1)
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--json", "--gantt"], "--json prints JSON alone, not with --gantt"),
+        (["--compare", "r", "--gantt"], "--compare prints a comparison alone, not with --gantt"),
+        (["--compare", "r", "--out", "a", "--svg", "b"], "alone, not with --out, --svg"),
+        (["--compare", ""], "RUN_NOT_FOUND"),
+        (["--out", "nowhere/plan.json"], "nowhere/plan.json cannot be written: there is no directory nowhere"),
+        (["--svg", "."], "the file . cannot be written: it is a directory"),
+    ],
+)
+def test_options_of_plan_that_cannot_be_met_are_refused_before_anything_is_measured(
+    fake: FakeRuns, command: Command, tmp_path: Path, options: list[str], text: str
+) -> None:
+    (tmp_path / "train.py").write_text(_JOB)
+    assert text in _one_line(command("plan", "train.py:job", *options), 2)
+
+
+def test_a_trace_that_cannot_be_written_is_not_fetched(command: Command) -> None:
+    assert "no directory nowhere" in _one_line(command("trace", "r", "--out", "nowhere/trace.json"), 2)
+
+
 def test_the_commands_and_their_options_are_these(command: Command) -> None:
     """A change of the command line is made on purpose."""
     help_of = {name: command(name, "--help").stdout for name in ("coordinator", "worker", "submit", "plan", "watch")}

@@ -107,6 +107,8 @@ def test_the_commands_write_a_plan_that_submit_takes(tmp_path: Path) -> None:
         assert [stage.worker for stage in made.stages] == ["worker-1", "worker-0"]
         assert made.schedule == "GPipe"
         assert "link 0>1/activation" in pipesvc_says("plan", name, "--compare", run_id)
+        compared = json.loads(pipesvc_says("plan", name, "--compare", run_id, "--json"))
+        assert {line["what"] for line in compared if line["where"] == "step"} == {"time"}
         plan["strategy"]["micro_batch"] = 3
         (tmp_path / "plan.json").write_text(json.dumps(plan))
         refusal = pipesvc_says("submit", name, "--plan", "plan.json", exit_code=2)

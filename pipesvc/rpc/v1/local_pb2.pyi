@@ -155,18 +155,20 @@ class Ready(_message.Message):
     def __init__(self, parameters: _Optional[_Iterable[_Union[ParameterInfo, _Mapping]]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class LayerInfo(_message.Message):
-    __slots__ = ("name", "type", "mark", "parameter_bytes", "buffer_bytes")
+    __slots__ = ("name", "type", "mark", "parameter_bytes", "buffer_bytes", "gradient_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MARK_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
     BUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: str
     mark: str
     parameter_bytes: int
     buffer_bytes: int
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., mark: _Optional[str] = ..., parameter_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ...) -> None: ...
+    gradient_bytes: int
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., mark: _Optional[str] = ..., parameter_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ...) -> None: ...
 
 class DataMisfit(_message.Message):
     __slots__ = ("error", "layer")

@@ -85,6 +85,9 @@ def test_an_edit_is_what_is_read(tmp_path: Path) -> None:
         ({"boundaries": ["a", "a"]}, ["each cuts once"]),
         ({"schedule": "GPipe"}, ["in_flight=5 does not fit GPipe"]),
         ({"placement": {"stage:0": ""}}, ["placement has 'stage:0'"]),
+        ({"placement": {"stage:0": "\ud800"}}, ["whose worker is '\\ud800'"]),
+        ({"in_flight": 10**20}, ["in_flight is 100000000000000000000; it must be"]),
+        ({"schedule": {"file": "\0"}, "in_flight": None}, ["a schedule file's path is '\\x00'"]),
     ],
 )
 def test_each_fault_of_the_strategy_is_named(tmp_path: Path, changes: dict[str, Any], texts: list[str]) -> None:
@@ -97,6 +100,10 @@ def test_each_fault_of_the_file_is_named(tmp_path: Path) -> None:
     assert "is not JSON" in _refusal(tmp_path, "{")
     assert "it is a list, not an object" in _refusal(tmp_path, "[]")
     assert "format is missing; strategy is missing" in _refusal(tmp_path, "{}")
+    assert "nests too deeply" in _refusal(tmp_path, "[" * 100_000)
+    assert "nests too deeply" in _refusal(tmp_path, '{"strategy":' * 100_000)
+    for wrong in (1.0, True, "1", None):
+        assert f"format is {wrong!r}; this version reads 1" in _refusal(tmp_path, _document() | {"format": wrong})
     assert "format is 2; this version reads 1" in _refusal(tmp_path, _document() | {"format": 2})
     assert "strategy is 3" in _refusal(tmp_path, _document() | {"strategy": 3})
     assert "stages is not a field" in _refusal(tmp_path, _document() | {"stages": []})
@@ -109,6 +116,11 @@ def test_each_fault_of_the_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "plan.json").unlink()
     with pytest.raises(PipesvcError, match="cannot be read: No such file"):
         read_plan(tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_bytes(b"alph\xe9")
+    with pytest.raises(PipesvcError, match="cannot be read: 'utf-8' codec"):
+        read_plan(tmp_path / "plan.json")
+    with pytest.raises(PipesvcError, match="cannot be read: embedded null byte"):
+        read_plan("plan\0.json")
 
 
 def test_a_schedule_file_is_named_in_the_plan(tmp_path: Path) -> None:

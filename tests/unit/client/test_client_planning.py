@@ -11,6 +11,7 @@ from pipesvc.client.job import ScheduleFile
 from pipesvc.client.plan_view import plan_text
 from pipesvc.client.planning import Crew, crew_of, plan_job, strategy_of
 from pipesvc.client.spec import make_submission, measurable
+from pipesvc.core.plan import WorkerInfo
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import run_pb2, worker_pb2
 from tests.unit.client.planning_costs import MIB, costs, crew, device, job
@@ -96,6 +97,28 @@ def test_p04_what_fits_only_without_the_optimizer_is_refused_with_the_sum() -> N
     assert "a/cpu would need 3.0 MiB weights + 3.0 MiB gradients + 6.0 MiB optimizer state + 2 x 1.5 MiB" in text
     assert "of 14.0 MiB" in text
     assert "b/cpu" not in text
+
+
+def test_an_open_cut_fits_with_fewer_in_flight_where_it_does_not_with_as_many_as_usual() -> None:
+    """A stage of three layers has 12 MiB of model and 1.5 MiB of activations for each micro-batch."""
+    asked = job(boundaries="auto", schedule="auto", num_stages=2)
+    tight = costs(device("a", memory_bytes=14 * MIB), device("b", memory_bytes=14 * MIB))
+    planned = plan_job(asked, tight, crew("a", "b"))
+    assert (planned.report.schedule, planned.report.in_flight) == ("1F1B", 1)
+    assert [stage.num_layers for stage in planned.report.stages] == [3, 3]
+    wide = costs(device("a", memory_bytes=16 * MIB), device("b", memory_bytes=16 * MIB))
+    assert plan_job(asked, wide, crew("a", "b")).report.in_flight == 0
+    small = costs(device("a", memory_bytes=13 * MIB), device("b", memory_bytes=13 * MIB))
+    with pytest.raises(PipesvcError, match="with 1 micro-batches in flight"):
+        plan_job(asked, small, crew("a", "b"))
+
+
+def test_what_is_far_too_large_is_refused_with_the_whole_sum_too() -> None:
+    """The planner alone would refuse it by its weights and gradients."""
+    tight = costs(device("a", memory_bytes=MIB), device("b", memory_bytes=100 * MIB))
+    members = Crew(workers=(WorkerInfo(name="a", memory_bytes=MIB), WorkerInfo(name="b")))
+    with pytest.raises(PipesvcError, match=r"optimizer state \+ 2 x 1.5 MiB activations.* of 1.0 MiB"):
+        plan_job(job(boundaries=(3,)), tight, members)
 
 
 def test_too_few_workers_are_named_and_one_without_costs_is_left_out() -> None:

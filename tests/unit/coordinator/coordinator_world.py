@@ -109,6 +109,7 @@ class World:
         self.now_s = START_S
         self.num_steps = num_steps
         self.num_layers = num_layers
+        self.layer_bytes = 0  # of weights, and as much of gradients
         self.workers: dict[str, SimulatedWorker] = {}
         self.commands: list[events.Command] = []
         self.holds_merges = self.holds_conclusions = False
@@ -223,17 +224,20 @@ class World:
     def _start(self, worker: SimulatedWorker, assignment: local_pb2.Assignment) -> None:
         role, run_id = assignment.role, assignment.run_id
         if role == types_pb2.ROLE_INSPECTOR:
-            layers = [local_pb2.LayerInfo(name=str(index), type="Linear") for index in range(self.num_layers)]
+            layer = local_pb2.LayerInfo(
+                type="Linear", parameter_bytes=self.layer_bytes, gradient_bytes=self.layer_bytes
+            )
+            layers = [local_pb2.LayerInfo(name=str(index)) for index in range(self.num_layers)]
+            for each in layers:
+                each.MergeFrom(layer)
             trying = local_pb2.Inspected(layers=layers, is_trying=True)
             self._report(worker, run_id, role, "trying", local_pb2.FromChild(inspected=trying))
             if worker.name in self.dies_trying_on:
                 died = types_pb2.ErrorReport(code=ErrorCode.CHILD_DIED.value, message="killed by SIGILL")
-                self._report(worker, run_id, role, "failed", local_pb2.FromChild(failed=died))
-                return
+                return self._report(worker, run_id, role, "failed", local_pb2.FromChild(failed=died))
             misfit = self.misfit if self.misfit_on is None or worker.name in self.misfit_on else None
             inspected = local_pb2.Inspected(layers=layers, misfit=misfit)
-            self._report(worker, run_id, role, "inspected", local_pb2.FromChild(inspected=inspected))
-            return
+            return self._report(worker, run_id, role, "inspected", local_pb2.FromChild(inspected=inspected))
         worker.plan, worker.applied, worker.unsaved = Plan.from_json(assignment.plan_json), {}, set()
         self._report(worker, run_id, role, "ready", local_pb2.FromChild(ready=local_pb2.Ready()))
         if role == types_pb2.ROLE_FEEDER:

@@ -98,19 +98,22 @@ def test_the_whole_has_every_device_and_of_each_layer_the_most() -> None:
 
 
 def test_workers_that_build_other_layers_are_named() -> None:
-    with pytest.raises(PipesvcError, match="1 layers on worker b and 2 on a"):
+    with pytest.raises(PipesvcError, match=r"1 layers on worker b and 2 on a.*pipesvc profile JOB --fresh"):
         whole([device_part("a", profile("0", "1")), device_part("b", profile("0"))])
 
 
 @pytest.mark.parametrize(
-    ("device_bytes", "limit_bytes", "known_bytes"), [(0, 0, 1000), (80, 0, 80), (80, 50, 50), (80, 90, 80)]
+    ("name", "device_bytes", "limit_bytes", "known_bytes"),
+    [("cpu", 0, 0, 1000), ("cuda:0", 80, 0, 80), ("cuda:0", 80, 50, 50), ("cuda:0", 80, 90, 80)],
 )
 def test_memory_is_the_workers_or_the_gpus_and_at_most_what_was_said(
-    device_bytes: int, limit_bytes: int, known_bytes: int
+    name: str, device_bytes: int, limit_bytes: int, known_bytes: int
 ) -> None:
     worker = make_registration("a")
     worker.memory_bytes, worker.memory_limit_bytes = 1000, limit_bytes
-    [device] = whole([device_part("a", profile("0", memory_bytes=device_bytes))], [worker]).devices
+    measured = profile("0", memory_bytes=device_bytes)
+    measured.device = name
+    [device] = whole([device_part("a", measured)], [worker]).devices
     assert device.memory_bytes == known_bytes
 
 

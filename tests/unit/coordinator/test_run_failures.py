@@ -7,7 +7,7 @@ import math
 from pipesvc.coordinator.limits import BEAT_TIMEOUT_S, DATA_GRACE_S, ECHO_WAIT_S
 from pipesvc.errors import ErrorCode
 from pipesvc.rpc.v1 import local_pb2, types_pb2
-from tests.unit.coordinator.coordinator_world import World, make_job, two_workers
+from tests.unit.coordinator.coordinator_world import World, make_job, make_registration, two_workers
 
 
 def stuck_world(**settings: int) -> World:
@@ -22,6 +22,21 @@ def stuck_world(**settings: int) -> World:
 def apply(world: World, step: int, loss: float = 1.0) -> None:
     applied = local_pb2.StepApplied(step=step, stage=1, loss=loss)
     world.say("b", types_pb2.ROLE_EXECUTOR, local_pb2.FromChild(step_applied=applied))
+
+
+def test_p04_weights_beyond_what_a_worker_said_it_has_are_refused_before_anything_is_built() -> None:
+    world = World(num_layers=4)
+    world.layer_bytes = 2048
+    small = make_registration("b")
+    small.memory_bytes = small.memory_limit_bytes = 7 * 1024
+    world.add_worker("a")
+    world.add_worker("b", small)
+    error = world.submit().error
+    assert (world.state(), error.code) == ("FAILED", "INVALID_PLAN")
+    assert "b/cpu would need 4.0 KiB weights + 4.0 KiB gradients = 8.0 KiB of 7.0 KiB" in error.message
+    assert [message.start_child.assignment.role for message in world.workers["a"].commands("start_child")] == [
+        types_pb2.ROLE_INSPECTOR
+    ]
 
 
 def test_a_real_failure_ends_the_run_at_once_with_its_place() -> None:

@@ -55,6 +55,25 @@ def test_the_first_entry_that_may_run_is_chosen(pending: str, ready: str, chosen
     assert _choose(pending, ready) == chosen
 
 
+# What an action waits for on its own stage whatever the micro-batches, if it stands behind it. Of the other kinds it
+# waits for its own micro-batch alone.
+FOLLOWS: dict[str, str] = {"F": "FU", "B": "BIWNDU", "I": "BINDU", "W": "BWNDU", "N": "*", "D": "*", "U": "*"}
+
+
+def test_n07_what_may_overtake_what_is_this_table_and_nothing_else() -> None:
+    def text(kind: str, index: int) -> str:
+        return f"0{kind}{index}" if kind in "FBIW" else f"0{kind}"
+
+    for kind, followed in FOLLOWS.items():
+        for other in FOLLOWS:
+            for index in (0, 1, 2):
+                action, before = text(kind, 1), text(other, index)
+                if action == before:
+                    continue
+                is_held = other in followed or followed == "*" or (other in "FBIW" and index == 1)
+                assert _choose(f"{before} {action}", action) == (None if is_held else action), f"{action} at {before}"
+
+
 def test_only_entries_within_the_look_ahead_are_seen() -> None:
     assert _choose("0F2 1F1 2F0", "2F0", look_ahead=3) == "2F0"
     assert _choose("0F2 1F1 2F0", "2F0", look_ahead=2) is None

@@ -89,4 +89,11 @@ def test_p04_what_does_not_fit_is_refused_with_the_sum() -> None:
         caught.value
     )
     assert "b/cpu" not in str(caught.value)
+    assert caught.value.details.advice == "Put fewer layers there, or place them on a worker with more memory."
     check_memory(stages[1:], device_memory(stages[1:], {0: 1}))
+
+
+def test_smaller_micro_batches_are_advised_where_they_can_help() -> None:
+    stages = [_stage("a", weight_bytes=2 * GIB, activation_bytes=GIB, memory_bytes=3 * GIB)]
+    with pytest.raises(PipesvcError, match=r"2 x 1.0 GiB activations = 4.0 GiB of 3.0 GiB. .*smaller micro-batches"):
+        check_memory(stages, device_memory(stages, {0: 2}))

@@ -75,16 +75,32 @@ def test_an_unknown_method_is_refused_with_the_methods() -> None:
         _edges("flops", _layers("Block Block"), 2)
 
 
-def test_balanced_is_the_best_of_all_cuts() -> None:
+@pytest.mark.parametrize("num_stages", [3, 2**31 - 1])
+@pytest.mark.parametrize("method", ["uniform", "parameters", "type:Block"])
+def test_more_stages_than_layers_are_refused_at_once(method: str, num_stages: int) -> None:
+    with pytest.raises(PipesvcError, match=f"2 layers cannot fill {num_stages} stages"):
+        _edges(method, _layers("Block Block"), num_stages)
+
+
+def test_balanced_keeps_the_heaviest_stage_light_though_another_cut_is_more_even() -> None:
+    """7 | 7 3 | 12 4 has the smaller sum of squares, and 16 where 15 is possible."""
+    assert balanced([7.0, 7.0, 3.0, 12.0, 4.0], 3, np.ones(6, np.bool_), ()) == (0, 2, 4, 5)
+
+
+def test_balanced_is_the_best_of_all_cuts_that_are_allowed() -> None:
+    """By the heaviest stage, then by squares, then by small early stages."""
     rng = random.Random(0)
-    for _ in range(300):
-        num_layers = rng.randint(1, 7)
-        num_stages = rng.randint(1, num_layers)
-        weights = [float(rng.randint(0, 5)) for _ in range(num_layers)]
+    for _ in range(1000):
+        num_layers = rng.randint(1, 8)
+        weights = [float(rng.randint(0, 20)) for _ in range(num_layers)]
+        inner = [edge for edge in range(1, num_layers) if rng.random() < 0.9]
+        must_cut = [edge for edge in inner if rng.random() < 0.1]
+        num_stages = rng.randint(len(must_cut) + 1, len(inner) + 1)
+        may_cut = np.isin(np.arange(num_layers + 1), [0, *inner, num_layers])
 
-        def heaviest(edges: tuple[int, ...], weights: list[float] = weights) -> tuple[float, float]:
+        def rank(edges: tuple[int, ...], weights: list[float] = weights) -> tuple[float, float, tuple[int, ...]]:
             sums = [sum(weights[first:end]) for first, end in pairwise(edges)]
-            return max(sums), sum(each**2 for each in sums)
+            return max(sums), sum(each**2 for each in sums), edges
 
-        best = min(heaviest((0, *inner, num_layers)) for inner in combinations(range(1, num_layers), num_stages - 1))
-        assert heaviest(balanced(weights, num_stages, np.ones(num_layers + 1, np.bool_), ())) == best
+        cuts = [(0, *cut, num_layers) for cut in combinations(inner, num_stages - 1) if {*must_cut} <= {*cut}]
+        assert balanced(weights, num_stages, may_cut, must_cut) == min(cuts, key=rank)

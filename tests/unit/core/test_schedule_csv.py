@@ -84,6 +84,12 @@ def test_a_short_step_leaves_out_what_is_not_there() -> None:
     assert [" ".join(map(str, actions)) for actions in lists] == ["0F0 0B0 0U", "1F0 1B0 1U"]
 
 
+def test_a_cell_may_be_quoted_as_a_whole() -> None:
+    quoted = "\n".join(",".join(f'"{cell}"' for cell in row.split(",")) for row in GOOD.splitlines())
+    assert read(f"{quoted}\n") == read(GOOD)
+    assert read(GOOD.replace("\n", "\r")) == read(GOOD)
+
+
 def test_blanks_and_sharded_parameters_mean_nothing() -> None:
     text = " 0F0 ,,0F1,0B0,0B1,0REDUCE_GRAD,\r\n0UNSHARD,1F0,1B0,,1F1,1B1,1RESHARD\r\n\r\n"
     assert read(text.replace("0UNSHARD", "1UNSHARD")) == read(GOOD)
@@ -105,6 +111,17 @@ def test_blanks_and_sharded_parameters_mean_nothing() -> None:
         ("0F0,0SEND_F0junk\n", "row 1, column 2: '0SEND_F0junk' is not an action"),
         ("0F0,0UNSHARDED,0B0\n", "row 1, column 2: '0UNSHARDED' is not an action"),
         ("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n", "is an overlapped pair (OVERLAP_F_B)"),
+        ("0F0,0B0,7UNSHARD\n", "row 1, column 3: 7UNSHARD is of a stage that has no action on this row"),
+        ("0F0,0B0,1UNSHARD\n1F0,1B0\n", "row 1, column 3: 1UNSHARD is of a stage that has no action on this row"),
+        ('"0"F0,0B0\n', "row 1, column 1: '\"0\"F0' is not an action"),
+        ('0F0,"0B0\n', "row 1, column 2: '\"0B0' is not an action"),
+        ('0F0,"0B0\n"\n', "row 1, column 2: '\"0B0' is not an action"),
+        ('"0F0,0B0"\n', "row 1, column 1: '\"0F0' is not an action"),
+        ("0F0\u00a0,0B0\n", "row 1, column 1: '0F0\\xa0' is not an action"),
+        ("0F0,0B0\u20281F0,1B0\n", "row 1, column 2: '0B0\\u20281F0' is not an action"),
+        ("0F0,0B0\f1F0,1B0\n", "row 1, column 2: '0B0\\x0c1F0' is not an action"),
+        ("0F0,0B0\x1c\n", "row 1, column 2: '0B0\\x1c' is not an action"),
+        ("\ufeff0F0,0B0\n", "the file: begins with a byte order mark (BOM)"),
         # Rows.
         ("", "the file: has no action"),
         (",,\n,\n", "the file: has no action"),
@@ -116,7 +133,7 @@ def test_blanks_and_sharded_parameters_mean_nothing() -> None:
         ("0F0,0F1,0B0,0B1\n1F0,1B0,1B1\n", "the file: the lists lack 1F1"),
         ("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1I1\n", "the file: the lists lack 1W1"),
         ("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1,1I1,1W1\n", "row 2, column 5: 1I1 is beside 1B1"),
-        ("0F0,0F1,0B0,0B1\n2F0,2B0,2F1,2B1\n", "the file: the lists lack 1F0"),
+        ("0F0,0F1,0B0,0B1\n2F0,2B0,2F1,2B1\n", "the file: has no action of stage 1, and one of stage 2"),
         (
             "0F0,0F1,0B0,0B1\n999999999F0,1B0,1F1,1B1\n",
             "the file: 1000000000 stages and 2 micro-batches are named by 8",
@@ -142,6 +159,17 @@ def test_blanks_and_sharded_parameters_mean_nothing() -> None:
         (COMMS.replace("0SEND_F1", "0SEND_F1,1RECV_F0"), "row 1, column 5: 1RECV_F0 is not on the row of stage 1"),
         (COMMS.replace("0SEND_F1", "0SEND_F1,0RECV_F1"), "row 1, column 5: 0RECV_F1 carries nothing"),
         ("0F0,0F1,0SEND_F0,1F0,1F1,1B0,0B0,1B1,0B1\n", "row 1, column 3: 0SEND_F0 carries nothing from one row"),
+        (
+            COMMS.replace("0SEND_F0,0F1,0SEND_F1", "0F1,0SEND_F1,0SEND_F0"),
+            "row 2, column 1: 1RECV_F0 would take what 0SEND_F1 has sent before",
+        ),
+        (
+            COMMS.replace("0F1,0SEND_F1,0RECV_B0", "0F1,0RECV_B0,0SEND_F1").replace(
+                "1B0,1SEND_B0,1RECV_F1,1F1", "1RECV_F1,1F1,1B0,1SEND_B0"
+            ),
+            "row 1, column 4: the lists lock each other up: row 1 is blocked at 0RECV_B0, which waits for 1SEND_B0; "
+            "row 2 is blocked at 1RECV_F1, which waits for 0SEND_F1",
+        ),
     ],
 )
 def test_p11_broken_files_are_refused_with_row_column_and_rule(text: str, said: str) -> None:

@@ -116,6 +116,13 @@ class Network:
                 self._unconsumed[link] += 1
         return arrived
 
+    def hold(self, link: Link) -> ParcelArrived:
+        """The next parcel of this link, which is late: others overtake it until it is released."""
+        return self._queues[link].popleft()
+
+    def release(self, parcel: ParcelArrived) -> None:
+        self._queues[parcel.link].append(parcel)
+
     def credit(self, link: Link) -> None:
         self._unconsumed[link] -= 1
         assert self._unconsumed[link] >= 0

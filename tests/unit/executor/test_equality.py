@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pipesvc.core.schedules import FILE, SCHEDULE_NAMES
+from pipesvc.wire.links import Link
 from tests import torch_tables
 from tests.unit.executor.network import (
     Batch,
     Cluster,
     PlainRun,
     Setup,
+    assert_equal_states,
     assert_equal_to,
     batch_of,
     train,
@@ -148,6 +150,26 @@ def test_n07_two_input_backwards_before_the_first_gradient_is_taken() -> None:
     events = [event for trace in cluster.reported("trace") for event in trace.events if event.step == 1]
     assert [f"{e.action}{e.micro_batch}" for e in events if e.stage == 1] == ["F0", "F1", "I0", "I1", "W0", "W1", "U0"]
     assert [f"{e.action}{e.micro_batch}" for e in events if e.stage == 0] == ["F0", "F1", "B0", "B1", "U0"]
+
+
+def test_n07_the_second_gradient_waits_for_the_first_that_is_still_under_way() -> None:
+    """Stage 0 may run what is ready before what is late, but not an input-backward before an earlier one."""
+    setup = Setup(make_layers=make_layers, cuts=(2,), loss=cross_entropy, schedule="ZBH1")
+    batches = make_batches(2, num_steps=1)
+    cluster = Cluster(setup, has_labels=True)
+    cluster.issue(1, batches[0])
+    first, second = cluster.runtimes.values()
+    for runtime in (first, second):
+        while runtime.turn(0.0):
+            pass
+    late = cluster.network.hold(Link.parse("1>0/gradient"))
+    assert not first.turn(0.0)
+    cluster.network.release(late)
+    cluster.turn_until_idle()
+    cluster.close()
+    events = [event for trace in cluster.reported("trace") for event in trace.events if event.stage == 0]
+    assert [f"{e.action}{e.micro_batch}" for e in events if e.action in "FI"] == ["F0", "F1", "I0", "I1"]
+    assert_equal_states(cluster.state(), train_plain(setup, batches)[1])
 
 
 def test_a_split_backward_counts_as_alive_until_its_w() -> None:

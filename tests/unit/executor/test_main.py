@@ -160,7 +160,9 @@ def test_arguments_that_are_no_object_are_refused(port: MemoryPort, arguments: s
 
 def test_inspector_reports_the_layers(port: MemoryPort) -> None:
     inspector.run(port, local_pb2.Assignment(run_id="run-1", job=make_job(), worker="a"))
-    (inspected,) = port.reported("inspected")
+    first, inspected = port.reported("inspected")
+    assert (first.is_trying, inspected.is_trying) == (True, False)
+    assert first.layers == inspected.layers
     assert [(each.name, each.type, each.parameter_bytes) for each in inspected.layers] == [
         ("0", "Linear", 80),
         ("1", "Dropout", 0),

@@ -246,8 +246,8 @@ def test_inspection_tells_names_types_and_bytes_and_moves_no_generator() -> None
     torch.manual_seed(3)
     state, python = torch.get_rng_state(), random.getstate()
     assert inspect_layers(images)[:2] == [
-        LayerInfo(name="0", type="Conv2d", parameter_bytes=4 * (4 * 9 + 4)),
-        LayerInfo(name="1", type="BatchNorm2d", parameter_bytes=4 * 8, buffer_bytes=4 * 8 + 8),
+        LayerInfo(name="0", type="Conv2d", parameter_bytes=4 * (4 * 9 + 4), gradient_bytes=4 * (4 * 9 + 4)),
+        LayerInfo(name="1", type="BatchNorm2d", parameter_bytes=4 * 8, buffer_bytes=4 * 8 + 8, gradient_bytes=4 * 8),
     ]
     assert inspect_layers(images) == inspect_layers(images, is_whole=True)
     assert torch.equal(torch.get_rng_state(), state)

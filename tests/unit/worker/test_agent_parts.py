@@ -42,6 +42,9 @@ def test_the_agent_imports_no_torch() -> None:
         ("memory", "-1GiB"),
         ("memory", "0"),
         ("memory", "8 PiB"),
+        ("memory", "999999999TiB"),
+        ("memory", "9" * 400),
+        ("memory", "0.5"),
         ("coordinator_wait_s", float("nan")),
     ],
 )
