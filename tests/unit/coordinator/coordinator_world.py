@@ -224,12 +224,8 @@ class World:
     def _start(self, worker: SimulatedWorker, assignment: local_pb2.Assignment) -> None:
         role, run_id = assignment.role, assignment.run_id
         if role == types_pb2.ROLE_INSPECTOR:
-            layer = local_pb2.LayerInfo(
-                type="Linear", parameter_bytes=self.layer_bytes, gradient_bytes=self.layer_bytes
-            )
-            layers = [local_pb2.LayerInfo(name=str(index)) for index in range(self.num_layers)]
-            for each in layers:
-                each.MergeFrom(layer)
+            size, names = self.layer_bytes, map(str, range(self.num_layers))
+            layers = [local_pb2.LayerInfo(name=name, parameter_bytes=size, gradient_bytes=size) for name in names]
             trying = local_pb2.Inspected(layers=layers, is_trying=True)
             self._report(worker, run_id, role, "trying", local_pb2.FromChild(inspected=trying))
             if worker.name in self.dies_trying_on:
