@@ -30,7 +30,7 @@ from pipesvc.client import checks
 from pipesvc.client.connection import Client, refuse_inside_worker
 from pipesvc.client.job import Job
 from pipesvc.errors import CATALOGUE, ErrorCode, PipesvcError
-from pipesvc.lifeline import LIFELINE_VARIABLE
+from pipesvc.lifeline import FOLDER_PREFIX, FOLDER_VARIABLE, LIFELINE_VARIABLE
 
 # Seconds. Starting takes about two on an idle machine; the processes end within milliseconds of the pipe's end.
 START_S: Final = 60.0
@@ -41,7 +41,6 @@ _NUM_LAST_LINES: Final = 5
 # Processes, each of which starts Python and imports torch; threads of one, where the worker refuses more.
 MAX_WORKERS: Final = 256
 MAX_THREADS: Final = 1024
-_DIR_PREFIX: Final = "pipesvc-local-"
 
 # Write ends of this process's pipes. A forked child would hold them open beyond the death of this process.
 _lifelines: Final[set[int]] = set()
@@ -73,6 +72,7 @@ class _Processes:
     def start(self, name: str, arguments: Sequence[str]) -> None:
         environment = os.environ | {
             LIFELINE_VARIABLE: str(self.lifeline_read),
+            FOLDER_VARIABLE: str(self.scratch),
             "PIPESVC_HOME": str(self.scratch / "home"),
             "TMPDIR": str(self.scratch),
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, _search_path()))),
@@ -261,9 +261,9 @@ def _check_sizes(num_workers: object, devices: Any, num_threads: object) -> None
 
 
 def _make_processes() -> _Processes:
-    for left in Path(tempfile.gettempdir()).glob(f"{_DIR_PREFIX}*"):
+    for left in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         _sweep(left)
-    scratch = Path(tempfile.mkdtemp(prefix=_DIR_PREFIX))
+    scratch = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     lock = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     read, write = os.pipe()

@@ -24,6 +24,7 @@ from pipesvc.coordinator.outbox import Outbox, Session
 from pipesvc.coordinator.profile_desk import ProfileDesk
 from pipesvc.coordinator.run_record import ENDED_STATES
 from pipesvc.coordinator.store import Store, read_lines
+from pipesvc.coordinator.weights_desk import WeightsDesk
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.net.reports import from_message
 from pipesvc.rpc.v1 import job_pb2, local_pb2, run_pb2, worker_pb2
@@ -39,6 +40,7 @@ class Hub:
         self.store: Final = store
         self.feed: Final = Feed(machine, journal)
         self.profiles: Final = ProfileDesk(machine, store, self.tell)
+        self._weights_desk = WeightsDesk(machine, store, self.tell, self._warn)
         self._journal = journal
         self._sessions: dict[int, Session] = {}
         self._outboxes: dict[str, Outbox] = {}
@@ -136,7 +138,7 @@ class Hub:
         elif report.HasField("trace"):
             self._store_trace(member.name, message.child_report.run_id, report.trace)
         elif report.HasField("state_chunk"):
-            await self._store_chunk(session.number, message.child_report.run_id, report.state_chunk)
+            await self._weights_desk.store_chunk(session.number, message.child_report.run_id, report.state_chunk)
             return
         self.tell(events.WorkerSpoke(session=session.number, message=message))
 
@@ -157,23 +159,6 @@ class Hub:
         if text:
             print(f"pipesvc coordinator: run {run_id}: {text}", file=sys.stderr, flush=True)
             self.tell(events.WarningRaised(run_id=run_id, text=text))
-
-    async def _store_chunk(self, session: int, run_id: str, chunk: local_pb2.StateChunk) -> None:
-        record = self.machine.record(run_id)
-        if record is None or chunk.step not in record.saves:
-            self.tell(events.Heard(session=session))
-            return
-        try:
-            await asyncio.to_thread(self.store.write_shard, run_id, chunk)
-        except (OSError, PipesvcError) as error:
-            self.tell(events.WeightsMerged(run_id=run_id, step=chunk.step, problem=str(error)))
-            return
-        if record.saves.get(chunk.step) is None:
-            self.store.drop_weights(run_id, chunk.step)
-        grown = events.ShardGrown(
-            session=session, run_id=run_id, step=chunk.step, stage=chunk.stage, is_whole=chunk.is_last
-        )
-        self.tell(grown)
 
     # --- the machine ------------------------------------------------------------------------------------------------
 
@@ -203,22 +188,15 @@ class Hub:
             case events.ConcludeRun():
                 self._spawn(self._conclude(command.run))
             case events.MergeShards():
-                self._spawn(self._merge(command))
+                self._spawn(self._weights_desk.merge(command))
             case events.KeepWeights():
-                self._keep_weights(command)
+                self._weights_desk.keep(command)
             case events.DropWeights():
                 self.store.drop_weights(command.run_id, command.step)
             case events.AnswerWeights():
                 self._answer(command)
             case events.ReportProfile() | events.EndProfile():
                 self.profiles.perform(command)
-
-    def _keep_weights(self, command: events.KeepWeights) -> None:
-        try:
-            self.store.keep_weights(command.run_id, command.step)
-        except OSError as error:
-            warning = events.WarningRaised(run_id=command.run_id, text=f"the weights could not be kept: {error}")
-            asyncio.get_running_loop().call_soon(self.tell, warning)
 
     def _send(self, command: events.Send) -> None:
         outbox = self._outboxes.get(command.incarnation)
@@ -252,14 +230,6 @@ class Hub:
             future.set_exception(PipesvcError(ErrorCode.INTERNAL, f"the weights cannot be read: {error}"))
         else:
             future.set_result((command.step, file))
-
-    async def _merge(self, command: events.MergeShards) -> None:
-        problem = ""
-        try:
-            await asyncio.to_thread(self.store.merge_shards, command.run_id, command.step, command.num_stages)
-        except (OSError, PipesvcError) as error:
-            problem = str(error)
-        self.tell(events.WeightsMerged(run_id=command.run_id, step=command.step, problem=problem))
 
     async def _conclude(self, run: run_pb2.Run) -> None:
         problem = ""

@@ -130,12 +130,16 @@ class Store:
         """Append a piece of a stage's state; pieces come in order, and a first piece begins anew."""
         path = self._shard(run_id, chunk.step, chunk.stage)
         path.parent.mkdir(exist_ok=True)
-        with path.open("ab" if chunk.offset else "wb") as file:
-            if file.tell() != chunk.offset:
+        with path.open("r+b" if chunk.offset else "wb") as file:
+            num_bytes = file.seek(0, os.SEEK_END)
+            if num_bytes < chunk.offset:
                 raise PipesvcError(
                     ErrorCode.INTERNAL,
-                    f"the state of stage {chunk.stage} goes on at byte {chunk.offset} and {file.tell()} have come",
+                    f"the state of stage {chunk.stage} goes on at byte {chunk.offset} and {num_bytes} have come",
                 )
+            # A try that found the disk full may have left a part.
+            file.truncate(chunk.offset)
+            file.seek(chunk.offset)
             file.write(chunk.data)
 
     def merge_shards(self, run_id: str, step: int, num_stages: int) -> None:

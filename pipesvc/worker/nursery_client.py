@@ -28,6 +28,7 @@ END_LIMIT_S: Final = 2.0
 # Kept from children: they are the agent's own.
 PRIVATE_VARIABLES: Final = (
     lifeline.LIFELINE_VARIABLE,
+    lifeline.FOLDER_VARIABLE,
     "PIPESVC_TOKEN",
     "PIPESVC_TOKEN_FILE",
     "MALLOC_MMAP_THRESHOLD_",

@@ -197,7 +197,7 @@ def test_health_without_a_coordinator_or_its_token_exits_with_1(command: Command
         (["--json", "--gantt"], "--json prints JSON alone, not with --gantt"),
         (["--compare", "r", "--gantt"], "--compare prints a comparison alone, not with --gantt"),
         (["--compare", "r", "--out", "a", "--svg", "b"], "alone, not with --out, --svg"),
-        (["--compare", ""], "RUN_NOT_FOUND"),
+        (["--compare", ""], "the run id is ''"),
         (["--out", "nowhere/plan.json"], "nowhere/plan.json cannot be written: there is no directory nowhere"),
         (["--svg", "."], "the file . cannot be written: it is a directory"),
     ],

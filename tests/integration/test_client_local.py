@@ -71,7 +71,8 @@ sys.stdin.read()
 """
 
 
-def test_processes_end_when_their_owner_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_processes_end_and_leave_nothing_when_their_owner_is_killed(tmp_path: Path, number: signal.Signals) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)}
     owner = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", _OWNER],
@@ -84,12 +85,23 @@ def test_processes_end_when_their_owner_is_killed(tmp_path: Path, monkeypatch: p
         assert owner.stdout is not None
         *pids, scratch = owner.stdout.readline().split()
         assert len(pids) == 2
-        owner.send_signal(signal.SIGKILL)
+        assert Path(scratch).is_dir()
+        owner.send_signal(number)
         owner.wait(LIMIT_S)
         _wait_gone([int(pid) for pid in pids])
-    assert [path.name for path in tmp_path.iterdir()] == [Path(scratch).name]
-    monkeypatch.setattr(local, "START_S", -1.0)  # what the killed owner left is old enough
-    local._sweep(Path(scratch))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_cluster_left_whose_processes_were_all_killed_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "pipesvc-local-x"
+    left.mkdir()
+    (left / "worker-0.log").touch()
+    local._sweep(left)
+    assert left.exists()  # just made: its owner may be about to lock it
+    monkeypatch.setattr(local, "START_S", -1.0)
+    local._sweep(left)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -139,6 +140,27 @@ async def test_the_end_of_a_run_is_told_though_the_disk_stays_full(small_disk: P
             assert any("not in the journal" in text for text in run.warnings)
             status = await client.call("GetStatus", run_pb2.GetStatusRequest())
             assert [member.registration.name for member in status.workers] == ["a"]
+
+
+@pytest.mark.asyncio
+async def test_the_weights_of_a_run_wait_until_there_is_space(small_disk: Path) -> None:
+    async with coordinator(small_disk / "state") as address:
+        token = find_token(parse(address))
+        async with client_of(address, token) as client, workers(address, token, "a") as (worker,):
+            worker.mute.add("end")
+            await submit(client)
+            await committed(client, 3)
+            give_back = fill(small_disk)
+            end = local_pb2.FromChild(data_ended=local_pb2.DataEnded(num_steps=3))
+            await worker.report("r", types_pb2.ROLE_FEEDER, end)
+            run = await client.until(run_pb2.RUN_STATE_SAVING)
+            while not any("wait for space on the disk" in text for text in run.warnings):
+                await asyncio.sleep(0.1)
+                run = await client.run()
+            assert run.state == run_pb2.RUN_STATE_SAVING
+            give_back()
+            run = await client.until(run_pb2.RUN_STATE_COMPLETED)
+            assert run.has_weights
 
 
 @pytest.mark.asyncio

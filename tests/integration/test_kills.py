@@ -38,8 +38,9 @@ def cluster() -> Iterator[pipesvc.Client]:
         yield started
 
 
-def processes_with(*words: str) -> list[psutil.Process]:
-    """Descendants of this test whose command line holds all the words."""
+def processes_with(cluster: pipesvc.Client, *words: str) -> list[psutil.Process]:
+    """Descendants of this test that belong to the cluster, and whose command line holds all the words."""
+    words = (*words, str(cluster._transport.address))
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -78,8 +79,8 @@ def wait_gone(processes: list[psutil.Process]) -> None:
     assert not [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
-def agent_of(worker: str) -> psutil.Process:
-    (process,) = processes_with("worker", worker)
+def agent_of(cluster: pipesvc.Client, worker: str) -> psutil.Process:
+    (process,) = processes_with(cluster, "worker", worker)
     return process
 
 
@@ -88,7 +89,7 @@ def test_f03_a24_a_killed_worker_ends_the_run_by_name_and_takes_its_children_alo
 ) -> None:
     run = started_run(cluster)
     worker = run.plan().stages[1].worker
-    victim = agent_of(worker)
+    victim = agent_of(cluster, worker)
     orphans = [nursery_of(victim), *children_of(victim)]
     assert len(orphans) > 1, "the worker has an executor"
     error, took_s = kill_and_wait(run, victim)
@@ -103,7 +104,7 @@ def test_a_killed_child_is_named_and_its_worker_serves_the_next_run(cluster: pip
     """One worker has the executor of stage 0, the feeder, and the nursery of both; each may go."""
     run = started_run(cluster)
     worker = run.plan().feeder_worker
-    agent = agent_of(worker)
+    agent = agent_of(cluster, worker)
     error, took_s = kill_and_wait(run, [*children_of(agent), nursery_of(agent)][which])
     assert error.code == ErrorCode.CHILD_DIED
     assert "SIGKILL" in str(error)
@@ -119,8 +120,8 @@ def test_a_killed_child_is_named_and_its_worker_serves_the_next_run(cluster: pip
 
 def test_f24_a_killed_coordinator_is_named_and_workers_end_their_children(cluster: pipesvc.Client) -> None:
     run = started_run(cluster)
-    (victim,) = processes_with("coordinator", "--listen")
-    agents = [agent_of(name) for name in run.plan().workers]
+    (victim,) = processes_with(cluster, "coordinator", "--listen")
+    agents = [agent_of(cluster, name) for name in run.plan().workers]
     children = [child for agent in agents for child in children_of(agent)]
     error, took_s = kill_and_wait(run, victim)
     assert error.code == ErrorCode.COORDINATOR_LOST

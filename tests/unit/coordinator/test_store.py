@@ -95,6 +95,10 @@ def test_a_shard_with_a_gap_is_refused_and_a_first_piece_begins_anew(tmp_path: P
     store.write_shard("r", local_pb2.StateChunk(step=1, data=b"ne"))
     store.write_shard("r", local_pb2.StateChunk(step=1, offset=2, data=b"w"))
     assert (tmp_path / "runs/r/state-1/stage-0.safetensors").read_bytes() == b"new"
+    # Once more, after a try that found the disk full and left a part.
+    store.write_shard("r", local_pb2.StateChunk(step=1, offset=2, data=b"wer"))
+    store.write_shard("r", local_pb2.StateChunk(step=1, offset=2, data=b"w"))
+    assert (tmp_path / "runs/r/state-1/stage-0.safetensors").read_bytes() == b"new"
     with pytest.raises(PipesvcError, match="goes on at byte 9 and 3 have come"):
         store.write_shard("r", local_pb2.StateChunk(step=1, offset=9, data=b"x"))
     store.end_run("r")
