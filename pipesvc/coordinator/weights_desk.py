@@ -75,6 +75,11 @@ class WeightsDesk:
         record = self._machine.record(run_id)
         return record is not None and step in record.saves
 
+    def _can_wait(self, run_id: str, step: int) -> bool:
+        """Who cancels wants an end."""
+        record = self._machine.record(run_id)
+        return record is not None and not record.is_cancelled and step in record.saves
+
     async def _with_space(self, work: Callable[[], None], run_id: str, step: int, waits: Callable[[], None]) -> None:
         """Do `work`, which can be done again after it failed; `waits` is called at each try that finds no space."""
         loop = asyncio.get_running_loop()
@@ -85,7 +90,7 @@ class WeightsDesk:
                 await asyncio.to_thread(work)
                 return
             except OSError as error:
-                if error.errno not in _FULL or loop.time() > until_s or not self._is_wanted(run_id, step):
+                if error.errno not in _FULL or loop.time() > until_s or not self._can_wait(run_id, step):
                     raise
                 if not is_told:
                     self._warn(run_id, f"the weights of step {step} wait for space on the disk ({error}). {ADVICE}")

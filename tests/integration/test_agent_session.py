@@ -57,7 +57,10 @@ async def test_a_refusal_ends_the_worker_with_one_line(tmp_path: Path, code: Err
     async with FakeCoordinator(refusal=error) as coordinator:
         with AgentProcess(coordinator.address, tmp_path) as agent:
             assert await agent.wait() == error.exit_code
-    assert agent.stderr.splitlines() == [f"pipesvc worker w: {code}: so it is. Do otherwise"]
+    *before, last = agent.stderr.splitlines()
+    assert last == f"pipesvc worker w: {code}: so it is. Do otherwise"
+    # A busy gRPC may lose the first refusal with its connection.
+    assert all("dialling for up to" in line for line in before)
 
 
 @pytest.mark.asyncio
