@@ -76,8 +76,10 @@ def figures(num_rounds: int, command: str) -> list[Result]:
     cases = (
         ("1,000 layers on 64 equal devices", equal_devices(1000, 64), 64, "value < 1"),
         ("48 layers on 12 unlike devices", unlike_devices(48, 12), 64, "value < 2"),
-        # With few micro-batches the sum of the stages weighs more, and bounds on the bottleneck prune less.
+        # With fewer micro-batches the sum of the stages weighs more, and caps on the bottleneck prune less.
+        ("48 layers on 12 unlike devices", unlike_devices(48, 12), 1, "value < 2"),
         ("48 layers on 12 unlike devices", unlike_devices(48, 12), 4, "value < 2"),
+        ("48 layers on 12 unlike devices", unlike_devices(48, 12), 8, "value < 2"),
     )
     found = []
     for what, costs, num_micro_batches, aim in cases:

@@ -17,13 +17,14 @@ from typing import Final
 from pipesvc.core.costs import Costs
 from pipesvc.core.memory import against_text, bytes_text
 from pipesvc.core.partition_beyond import MAX_STATES, concrete, merged, singles
+from pipesvc.core.partition_capped import Capped, Caps
 from pipesvc.core.partition_constraints import PartitionConstraints, problem_of
 from pipesvc.core.partition_memory import memory_parts
 from pipesvc.core.partition_methods import AUTO
 from pipesvc.core.partition_problem import InFlight, Kinds, Problem, Skip, alike, kinds_of, score
 from pipesvc.core.partition_search import Found, Search
 from pipesvc.core.partition_states import states_of
-from pipesvc.core.partition_table import Caps, Route, cheapest
+from pipesvc.core.partition_table import Route, cheapest
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 
 __all__ = ["InFlight", "Partition", "PartitionConstraints", "PlacedStage", "Skip", "one_f_one_b", "partition"]
@@ -95,11 +96,11 @@ def partition(
         kinds = kinds_of(problem, merged(problem, groups))
         built = states_of(problem, kinds, MAX_STATES)
         assert built is not None, "merged kinds are few"
-    best = Search(problem=problem, kinds=kinds, states=built).run()
+    search = Search(problem=problem, kinds=kinds, states=built)
+    best = search.run()
     if best is None:
         raise _refusal(problem, kinds)
-    excluded = best.route.used(len(kinds.members))
-    other = Search(problem=problem, kinds=kinds, states=built, excluded=excluded).run()
+    other = search.run(excluded=best.route.used(len(kinds.members)))
     plans = [_partition(problem, kinds, found, is_exact=is_exact) for found in (best, other) if found is not None]
     # On real devices the two may change places.
     ranked = sorted((plan for plan in plans if plan is not None), key=lambda plan: plan.objective_s)
@@ -172,7 +173,7 @@ def _nearly_fitting(problem: Problem, kinds: Kinds) -> Route | None:
     def route(factor: float) -> Route | None:
         scaled = replace(kinds, memory_bytes=kinds.memory_bytes * factor)
         built = states_of(problem, scaled, MAX_STATES) or []
-        return next((found for states in built if (found := cheapest(states, Caps())) is not None), None)
+        return next((found for states in built if (found := cheapest(Capped(states, Caps()))) is not None), None)
 
     if route(float("inf")) is None:
         return None

@@ -4,6 +4,10 @@ The objective is a sum plus two maxima, the bottleneck and the largest update. A
 caps on both. So the plane of (bottleneck, update) is searched as boxes, the most promising first: no plan of a box is
 better than the smallest sum below the box's upper corner plus the maxima of its lower corner. A box is halved, and
 closed as soon as that bound reaches the best objective found. What is left at the end has a proven bound.
+
+A table is cheap where the limit of its sum is near to a bound that is known, and dear where it is far. So it is filled
+from the bound up, and where nothing is found soon, the box is halved again, which brings its bound nearer to the truth.
+Source: the limits that grow are Korf, "Depth-first iterative-deepening", 1985.
 """
 
 from __future__ import annotations
@@ -15,13 +19,23 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pipesvc.core.partition_problem import Kinds, Problem, score
+from pipesvc.core.partition_bound import Bound, bound
+from pipesvc.core.partition_capped import TOLERANCE, Capped, Caps
+from pipesvc.core.partition_problem import INFINITY, FloatArray, Kinds, Problem, score
 from pipesvc.core.partition_states import States
-from pipesvc.core.partition_table import TOLERANCE, Caps, Route, cheapest
+from pipesvc.core.partition_table import Route, cheapest
 
 # Tables filled at most for one search; far more than planning has been seen to need. It bounds the time, not the truth:
 # a search that stops here says how far it has come.
 MAX_FILLED: Final = 1000
+
+# Parts of the best objective: how far above a box's smallest sum the first table for it reaches, and how far one change
+# of the prices tries to raise that. With halves or twice as much it takes about as long.
+_FIRST_REACH: Final = 0.0025
+_PRICE_REACH: Final = 0.06
+# By what the reach grows where it was not enough. Where bounds stay far below the truth, because of memory or because
+# the best plan is excluded, this keeps boxes from being halved again and again for nothing.
+_GROWTH: Final = 4.0
 
 
 class Box(NamedTuple):
@@ -31,6 +45,7 @@ class Box(NamedTuple):
     total_s: float  # no plan of the box has a smaller sum
     bottleneck_s: tuple[float, float]
     update_s: tuple[float, float]
+    reach: float  # of the first table
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,53 +57,85 @@ class Found:
     lower_bound_s: float
 
 
+class Cheapest(NamedTuple):
+    """A route below caps, and the parts of its objective."""
+
+    route: Route
+    total_s: float
+    bottleneck_s: float
+    update_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """One search; `excluded` is a number of devices of each kind that no route may use."""
+    """Searches of one problem: routes and prices that one has seen are a start for the next."""
 
     problem: Problem
     kinds: Kinds
     states: Sequence[States]
-    excluded: tuple[int, ...] = ()
+    excluded: tuple[int, ...] = ()  # a number of devices of each kind that no route may use
+    seen: list[tuple[float, Route]] = field(default_factory=list)  # objectives and routes
     best: Route | None = None
-    best_s: float = float("inf")
+    best_s: float = INFINITY
     num_filled: int = 0
     boxes: list[Box] = field(default_factory=list)
+    prices_s: list[FloatArray] = field(init=False)  # of each of the `states`, what was best last
 
-    def run(self) -> Found | None:
-        """The best route, or None where there is none."""
-        self._first()
+    def __post_init__(self) -> None:
+        self.prices_s = [np.zeros(len(self.kinds.members)) for _ in self.states]
+
+    @property
+    def later(self) -> int:
+        """How many micro-batches wait for the bottleneck."""
+        return self.problem.num_micro_batches - 1
+
+    def run(self, excluded: tuple[int, ...] = ()) -> Found | None:
+        """The best route that does not use just `excluded` devices of each kind, or None where there is none."""
+        self.excluded, self.num_filled = excluded, 0
+        self.best, self.best_s = None, INFINITY
+        for objective_s, route in self.seen:
+            self._offer(objective_s, route)
+        least_bottleneck_s = self._first()
         if self.best is None:
             return None
+        self.boxes = [self._whole(least_bottleneck_s)]
         lower_bound_s = self.best_s
-        while self.boxes:
-            box = heapq.heappop(self.boxes)
-            if box.bound_s >= self.best_s * (1 - TOLERANCE):
-                break
+        while self.boxes and self.boxes[0].bound_s < self.best_s * (1 - TOLERANCE):
             if self.num_filled >= MAX_FILLED:
-                lower_bound_s = box.bound_s
+                lower_bound_s = self.boxes[0].bound_s
                 break
-            for part in self._parts(box):
+            for part in self._parts(heapq.heappop(self.boxes)):
                 self._push(part)
         return Found(self.best, self.best_s, min(lower_bound_s, self.best_s))
 
-    def _first(self) -> None:
-        """Any route, found below a bottleneck cap that grows; the boxes then reach as far as a better one may."""
+    def _offer(self, objective_s: float, route: Route) -> None:
+        if objective_s < self.best_s * (1 - TOLERANCE) and route.used(len(self.kinds.members)) != self.excluded:
+            self.best, self.best_s = route, objective_s
+
+    def _first(self) -> float:
+        """Finds any route below a bottleneck cap that grows; returns what no bottleneck is below."""
         states = self.states[0]
-        least_s = float(states.least_s[-1])
-        low = max(float(np.diff(states.least_s).max()), least_s / float(states.room[0][0]))
+        least_s = np.diff(states.least_s)
+        low = max(float(least_s.max()), float(least_s.sum()) / float(states.room[0][0]))
+        cap, most = low * 1.02, self._largest_bottleneck_s()
+        while (found := self._fill(self._capped(Caps(bottleneck_s=cap)))) is None:
+            if cap >= most:
+                return low
+            low, cap = _above(cap), min(most, low + 2 * (cap - low) + most * 1e-3)
+        # Once more, half as far: with many micro-batches the bottleneck is what counts.
+        middle = (low + found.bottleneck_s) / 2
+        return low if self._fill(self._capped(Caps(bottleneck_s=middle))) else _above(middle)
+
+    def _whole(self, low: float) -> Box:
+        """All plans that may be better than the best yet."""
+        total_s = float(self.states[0].least_s[-1])
         updates = np.diff(self.kinds.update_s, axis=1)
         low_update = float(np.where(np.diff(self.kinds.num_barred, axis=1) == 0, updates, np.inf).min(axis=0).max())
-        cap, most = low * 1.02, self._largest_bottleneck_s()
-        while self._fill(Caps(bottleneck_s=cap)) is None:
-            if cap >= most:
-                return
-            cap = min(most, low + 2 * (cap - low) + most * 1e-3)
-        later = self.problem.num_micro_batches - 1
-        spare = self.best_s - least_s - low_update
-        high = min(most, spare / later) if later else most
-        high_update = self.best_s - least_s - later * low
-        self._push(self._box(least_s, (low, high), (low_update, high_update)))
+        high, spare_s = self._largest_bottleneck_s(), self.best_s - total_s - low_update
+        if self.later:
+            high = min(high, spare_s / self.later)
+        high_update = self.best_s - total_s - self.later * low
+        return self._box(total_s, (low, high), (low_update, high_update), _FIRST_REACH)
 
     def _largest_bottleneck_s(self) -> float:
         """No plan can exceed it."""
@@ -97,55 +144,99 @@ class Search:
         busiest = float(max(sent.forward_bytes.max(), sent.backward_bytes.max()))
         return max(float(self.kinds.stage_s[:, -1].max()), slowest * busiest)
 
-    def _fill(self, caps: Caps) -> tuple[Route, float, float, float] | None:
-        """The route with the smallest sum below the caps, with its sum, bottleneck and update."""
-        best: tuple[Route, float, float, float] | None = None
-        for states in self.states:
+    def _capped(self, caps: Caps) -> list[Capped]:
+        return [Capped(states, caps) for states in self.states]
+
+    def _bounds(self, capped: Sequence[Capped], limit_s: float, reach_s: float) -> list[Bound]:
+        """A bound for each of the states; prices that were good for one box are a good start for the next."""
+        bounds = [
+            bound(each, prices_s, enough_s=limit_s, reach_s=reach_s)
+            for each, prices_s in zip(capped, self.prices_s, strict=True)
+        ]
+        self.prices_s = [each.prices_s for each in bounds]
+        return bounds
+
+    def _fill(
+        self, capped: Sequence[Capped], bounds: Sequence[Bound | None] = (), limit_s: float = INFINITY
+    ) -> Cheapest | None:
+        """The route with the smallest sum within the limit."""
+        best: Cheapest | None = None
+        for each, below in zip(capped, bounds or [None] * len(capped), strict=True):
             self.num_filled += 1
-            route = cheapest(states, caps, self.excluded)
+            route = cheapest(each, self.excluded, below=below, limit_s=limit_s)
             if route is None:
                 continue
-            total_s, bottleneck_s, update_s = parts = score(self.kinds, self.problem.crossing, route.edges, route.kinds)
+            parts = score(self.kinds, self.problem.crossing, route.edges, route.kinds)
             objective_s = parts.objective_s(self.problem.num_micro_batches)
-            if objective_s < self.best_s * (1 - TOLERANCE):
-                self.best, self.best_s = route, objective_s
-            if best is None or total_s < best[1] * (1 - TOLERANCE):
-                best = route, total_s, bottleneck_s, update_s
+            self.seen.append((objective_s, route))
+            self._offer(objective_s, route)
+            if best is None or parts.total_s < best.total_s * (1 - TOLERANCE):
+                best = Cheapest(route, *parts)
         return best
 
-    def _box(self, total_s: float, bottleneck_s: tuple[float, float], update_s: tuple[float, float]) -> Box:
-        bound_s = total_s + (self.problem.num_micro_batches - 1) * bottleneck_s[0] + update_s[0]
-        return Box(bound_s, total_s, bottleneck_s, update_s)
+    def _box(
+        self, total_s: float, bottleneck_s: tuple[float, float], update_s: tuple[float, float], reach: float
+    ) -> Box:
+        return Box(total_s + self.later * bottleneck_s[0] + update_s[0], total_s, bottleneck_s, update_s, reach)
 
     def _push(self, box: Box) -> None:
         (low, high), (low_update, high_update) = box.bottleneck_s, box.update_s
         if low <= high and low_update <= high_update and box.bound_s < self.best_s * (1 - TOLERANCE):
             heapq.heappush(self.boxes, box)
 
-    def _parts(self, box: Box) -> Iterator[Box]:
-        """What is left of a box after a table was filled below the half of its more valuable side."""
+    def _width_s(self, box: Box) -> float:
+        """By how much the upper corner of a box is above its lower one."""
         (low, high), (low_update, high_update) = box.bottleneck_s, box.update_s
-        later = self.problem.num_micro_batches - 1
-        halves_update = high_update - low_update > later * (high - low)
-        middle, middle_update = high, high_update
-        if halves_update:
-            middle_update = _half(low_update, high_update)
+        return self.later * (high - low) + high_update - low_update
+
+    def _parts(self, box: Box) -> Iterator[Box]:
+        """What is left of a box after the half with the lower caps on its more valuable side was tried."""
+        (low, high), (low_update, high_update) = box.bottleneck_s, box.update_s
+        if high_update - low_update > self.later * (high - low):
+            middle, middle_update = high, _half(low_update, high_update)
+            upper = box.bottleneck_s, (_above(middle_update), high_update)
         else:
-            middle = _half(low, high)
-        limit_s = self.best_s - later * low - low_update
-        found = self._fill(Caps(middle, middle_update, limit_s))
-        if middle < high:
-            yield self._box(box.total_s, (_above(middle), high), box.update_s)
-        if middle_update < high_update:
-            yield self._box(box.total_s, box.bottleneck_s, (_above(middle_update), high_update))
-        if found is None:
+            middle, middle_update = _half(low, high), high_update
+            upper = (_above(middle), high), box.update_s
+        yield self._box(box.total_s, *upper, box.reach * _GROWTH)
+        yield from self._tried(self._box(box.total_s, (low, middle), (low_update, middle_update), box.reach))
+
+    def _tried(self, box: Box) -> Iterator[Box]:
+        """What is left of a box after tables were filled below its caps, until something is found or halves are due."""
+        (low, high), (low_update, high_update) = box.bottleneck_s, box.update_s
+        width_s = self._width_s(box)
+        limit_s = self.best_s - self.later * low - low_update
+        capped = self._capped(Caps(high, high_update))
+        bounds = self._bounds(capped, limit_s, _PRICE_REACH * self.best_s)
+        bound_s = first_s = max(box.total_s, min(each.total_s for each in bounds))
+        for cap_s in _growing(bound_s, limit_s, box.reach * self.best_s):
+            found = self._fill(capped, bounds, cap_s)
+            if found is not None:
+                yield from self._around(box, found)
+                return
+            bound_s = cap_s
+            if width_s > cap_s - first_s:
+                break
+        yield self._box(bound_s, box.bottleneck_s, box.update_s, box.reach * _GROWTH)
+
+    def _around(self, box: Box, found: Cheapest) -> Iterator[Box]:
+        """A box without the plans that are no better, in sum, bottleneck and update, than the one that was found."""
+        (low, high), (low_update, high_update) = box.bottleneck_s, box.update_s
+        below = low, min(high, _below(found.bottleneck_s))
+        above = max(low, found.bottleneck_s), high
+        below_update = low_update, min(high_update, _below(found.update_s))
+        yield self._box(found.total_s, below, box.update_s, box.reach)
+        yield self._box(found.total_s, above, below_update, box.reach)
+
+
+def _growing(bound_s: float, limit_s: float, reach_s: float) -> Iterator[float]:
+    """Limits from a bound up to the last one, which is the limit itself; none where the bound is above it."""
+    while bound_s <= limit_s:
+        cap_s = min(bound_s + reach_s, limit_s)
+        yield cap_s
+        if cap_s == limit_s:
             return
-        # Plans below the caps that are no better in bottleneck and in update lose to the one that was found.
-        _, total_s, bottleneck_s, update_s = found
-        yield self._box(total_s, (low, min(middle, _below(bottleneck_s))), (low_update, middle_update))
-        yield self._box(
-            total_s, (max(low, min(bottleneck_s, middle)), middle), (low_update, min(middle_update, _below(update_s)))
-        )
+        reach_s *= _GROWTH
 
 
 def _half(low: float, high: float) -> float:

@@ -37,9 +37,11 @@ class States:
     kinds: Kinds
     stage_counts: tuple[int, ...]
     alive: tuple[Alive, ...]  # by stage, from the last
+    sizes: CountArray  # [K]: devices
     levels: tuple[CountArray, ...]  # [N, K] used devices; level k has k stages
     steps: tuple[tuple[Step, ...], ...]
     groups: tuple[tuple[int, ...], ...]  # kinds by link
+    group_of: IndexArray  # [K]: the group of each kind
     hop_s: FloatArray  # [K, G, L + 1]: from a stage of this kind to one of that group, and back
     busy_s: FloatArray  # likewise: how long one micro-batch takes the link
     least_s: FloatArray  # [L + 1]: the layers before each index, each where it is fastest
@@ -60,11 +62,12 @@ def states_of(problem: Problem, kinds: Kinds, max_states: int) -> list[States] |
             shared[-1][1][:] = profile
         else:
             shared.append(([count], profile))
+    sizes = np.array([len(members) for members in kinds.members], np.int16)
     groups = _receiver_groups(kinds)
+    group_of = np.array([next(i for i, group in enumerate(groups) if kind in group) for kind in range(len(sizes))])
     hop_s, busy_s = _links(problem, kinds, groups)
     least_s, speeds = _speeds(kinds)
     last_end = _last_end(problem, kinds)
-    sizes = np.array([len(members) for members in kinds.members])
     built = []
     for counts, profile in shared:
         grown = _grow(sizes, [allowed for _, allowed in profile], max_states)
@@ -77,9 +80,11 @@ def states_of(problem: Problem, kinds: Kinds, max_states: int) -> list[States] |
                 kinds=kinds,
                 stage_counts=tuple(counts),
                 alive=tuple(alive for alive, _ in profile),
+                sizes=sizes,
                 levels=levels,
                 steps=steps,
                 groups=groups,
+                group_of=group_of,
                 hop_s=hop_s,
                 busy_s=busy_s,
                 least_s=least_s,
@@ -110,7 +115,7 @@ def _profile(problem: Problem, kinds: Kinds, num_stages: int) -> list[tuple[Aliv
 
 
 def _grow(
-    sizes: npt.NDArray[np.int_], allowed: Sequence[frozenset[int]], max_states: int
+    sizes: CountArray, allowed: Sequence[frozenset[int]], max_states: int
 ) -> tuple[tuple[CountArray, ...], tuple[tuple[Step, ...], ...]] | None:
     """The states that can be reached, level by level, with the steps between them."""
     levels: list[CountArray] = [np.zeros((1, len(sizes)), np.int16)]
@@ -162,13 +167,15 @@ def _slots(problem: Problem, alive: Alive) -> tuple[IntArray, IntArray]:
     return np.asarray(before), np.asarray(after)
 
 
-def _links(problem: Problem, kinds: Kinds, groups: Sequence[Sequence[int]]) -> tuple[FloatArray, FloatArray]:
+def _links(problem: Problem, kinds: Kinds, groups: Sequence[tuple[int, ...]]) -> tuple[FloatArray, FloatArray]:
     """[K, G, L + 1] each: hops, and how long a link is busy."""
     hop_s, busy_s = [], []
     for kind in range(len(kinds.members)):
-        # A kind of one device is not followed by itself, so its own entry says nothing.
+        # A kind of one device is not followed by itself.
+        alone = (kind,) if len(kinds.members[kind]) == 1 else None
         receivers = [next((other for other in group if other != kind), kind) for group in groups]
-        hop_s.append([kinds.hop_s(kind, receiver, problem.crossing) for receiver in receivers])
+        ways = [kinds.hop_s(kind, receiver, problem.crossing) for receiver in receivers]
+        hop_s.append([INFINITY + way if group == alone else way for group, way in zip(groups, ways, strict=True)])
         busy_s.append([kinds.busy_s(kind, receiver, problem.crossing) for receiver in receivers])
     return np.array(hop_s), np.array(busy_s)
 
