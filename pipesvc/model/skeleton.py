@@ -70,6 +70,15 @@ def build_layers(build: Build, seed: int, owned: Collection[int]) -> list[NamedL
     return layers
 
 
+def build_module(build: Build, seed: int, owned: Collection[str]) -> nn.Module:
+    """A model that is no list: its parameters and buffers named in `owned` as in the plain build, the others on meta.
+
+    With nothing owned, the skeleton for planning: nothing is drawn. To be called inside `malloc.while_building`.
+    """
+    model: nn.Module = _exact().build_module(build, seed, owned)
+    return model
+
+
 @cache
 def _exact() -> Any:
     """The module, once it has proved itself under this torch."""
