@@ -19,6 +19,7 @@ class Part:
         self.num_stages = len(ends)
         self.stage_of = {unit.name: stage_of(ends, index) for index, unit in enumerate(flow.units)}
         self.units = {unit.name: model.get_submodule(unit.name) for unit in flow.units if unit.type != GUARD_TYPE}
+        self._tables = [module._buffers for module in model.modules() if module._buffers]
         self.inputs = frozenset(inputs_of(flow, ends, stage))
         self.random_operations = frozenset(map(_step, flow.random_operations))
         routes = transfers(flow, ends)
@@ -47,6 +48,10 @@ class Part:
                 self.gathered[PARAMETER + name] = parameter
             if place > 0:
                 self.passed_on[PARAMETER + name] = (parameter, stages[place - 1])
+
+    def buffer_ids(self) -> set[int]:
+        """Asked for each run: moving a module makes new buffers, and so may forward."""
+        return {id(buffer) for table in self._tables for buffer in table.values() if buffer is not None}
 
 
 def key_of(text: str) -> Key:

@@ -49,7 +49,7 @@ class StageReplay:
         """
         arrivals = {key_of(key): admit(tensor, self._device) for key, tensor in received.items()}
         entries = {key: arrival.entry for key, arrival in arrivals.items()}
-        run = StageRun(self._model, self.part, self._device, self._memo, entries)
+        run = StageRun(self.part, self._device, self._memo, entries)
         args, kwargs = inputs.transform(run.begin)
         result: Any = None
         is_over = False

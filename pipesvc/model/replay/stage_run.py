@@ -34,15 +34,13 @@ class StageEnd(BaseException):
 
 
 class StageRun(Program):
-    def __init__(
-        self, model: nn.Module, part: Part, device: torch.device, memo: Memo, received: dict[Key, Tensor]
-    ) -> None:
+    def __init__(self, part: Part, device: torch.device, memo: Memo, received: dict[Key, Tensor]) -> None:
         super().__init__(part.units)
         self._part = part
         self._device = device
         self._memo = memo
         self._received = received
-        self._buffers = {id(buffer) for buffer in model.buffers()}
+        self._buffers = part.buffer_ids()
         self._stage = 0
         self._label = ""
         self.kept: dict[Key, Tensor] = {}
@@ -66,7 +64,8 @@ class StageRun(Program):
             with plain_tensors():
                 return self._skip(name, unit, forward, args, kwargs)
         args, kwargs = self.real(args), self.real(kwargs)
-        outputs = forward(*args, **kwargs)
+        with self.unwatched():
+            outputs = forward(*args, **kwargs)
         wanted = self._part.wanted.get((self.call, 0))
         if wanted is not None:
             self._keep(wanted, nest.tensors(outputs), nest.tensors((args, kwargs)))

@@ -369,6 +369,21 @@ class Checkpointed(nn.Module):
         return self.head(h)
 
 
+class Noisy(nn.Module):
+    """Draws between units: from sizes alone, like a tensor, in place, and by dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(nn.Linear(5, 5) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.h:
+            x = layer(x)
+            x = F.dropout(x, 0.3, self.training) + torch.rand(x.shape[-1], device=x.device)
+            x = x + torch.randn_like(x) + torch.empty_like(x).bernoulli_(0.5)
+        return x
+
+
 class InnerCheckpoint(nn.Module):
     def __init__(self, is_checkpointed: bool) -> None:
         super().__init__()
@@ -408,9 +423,7 @@ ZOO: dict[str, Case] = {
     "tied parameter": Case(TiedParameter, lambda b, t: Inputs((ids(b, t),), {"labels": ids(b, t)})),
     "tied functional": Case(TiedFunctional, sequences),
     "mask, number": Case(Masked, masked),
-    "towers": Case(
-        Towers, lambda b, t: Inputs(({"user": torch.randn(b, 5), "item": torch.randn(b, 3)},))
-    ),
+    "towers": Case(Towers, lambda b, t: Inputs(({"user": torch.randn(b, 5), "item": torch.randn(b, 3)},))),
     "states": Case(States, sequences),
     "resnet": Case(ResNet, images),
     "unet": Case(UNet, images),
@@ -420,8 +433,6 @@ ZOO: dict[str, Case] = {
     "in place": Case(InPlace, lambda b, t: Inputs((torch.randn(b, t, D),))),
     "integer skip": Case(IntegerSkip, rows),
     "guarded": Case(Guarded, rows),
-    "checkpointed": Case(lambda: Checkpointed(), sequences),
-    "dropout": Case(lambda: TiedParameter(0.2), lambda b, t: Inputs((ids(b, t),), {"labels": ids(b, t)})),
 }
 
 

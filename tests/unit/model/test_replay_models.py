@@ -18,7 +18,6 @@ from pipesvc.model.skeleton import build_module
 from tests.unit.model.replay_pipeline import Outcome, Pipeline, plain
 from tests.unit.model.replay_zoo import ZOO, Case, loss_of
 
-RANDOM = ("checkpointed", "dropout")
 RECORDED = (4, 3)
 OTHERS = ((2, 5), (3, 3), (2, 5), (5, 4))  # rows and positions of four micro-batches
 
@@ -51,7 +50,7 @@ def assert_equal(one: Any, other: Any) -> None:
         assert torch.equal(leaf, other_leaf) if isinstance(leaf, Tensor) else leaf == other_leaf
 
 
-@pytest.mark.parametrize("name", [name for name in ZOO if name not in RANDOM])
+@pytest.mark.parametrize("name", ZOO)
 def test_every_partition_has_the_bits_of_the_plain_module(name: str) -> None:
     case = ZOO[name]
     flow = flow_of(case)
