@@ -73,7 +73,7 @@ def build_module(build: Build, seed: int, owned: Collection[str]) -> nn.Module:
     if not owned:
         _keep(shapes, owned)
         return shapes
-    kept, dropped = _needed(first, list(_holders(shapes, owned).values()))
+    kept, dropped = _needed(first, _with_parametrized(shapes, _holders(shapes, owned)))
     del shapes
     model = _second_pass(build, seed, first, kept, dropped, _as_one)[0][1]
     for path, module in _holders(model, owned).items():
@@ -187,6 +187,12 @@ def _holders(model: nn.Module, owned: Collection[str]) -> dict[str, nn.Module]:
         return any(id(each) in ids for each in [*module._parameters.values(), *module._buffers.values()])
 
     return {path: module for path, module in model.named_modules() if is_holder(module)}
+
+
+def _with_parametrized(model: nn.Module, holders: dict[str, nn.Module]) -> list[nn.Module]:
+    """What a parametrization holds starts from a weight that the parametrized module held before."""
+    owners = [path.rpartition("parametrizations")[0].rstrip(".") for path in holders if "parametrizations" in path]
+    return [*holders.values(), *map(model.get_submodule, owners)]
 
 
 def _keep(model: nn.Module, owned: Collection[str]) -> None:

@@ -32,7 +32,8 @@ _ATTACHED: Final = "_pipesvc_attached_mark"  # str: the guard in which this modu
 _TENSORS: Final = "_pipesvc_tensor_marks"  # dict of tensor name -> str: the guard in which it was registered
 
 _current: ContextVar[str | None] = ContextVar("device_guard", default=None)
-# Told the label of each guard that opens, by the replay of a forward (`replay.guards`).
+# For the replay of a forward (`replay.guards`): told the label of each guard that opens, and of the outer one to which
+# the end of an inner one returns.
 on_enter: ContextVar[Callable[[str], None] | None] = ContextVar("on_enter", default=None)
 
 
@@ -51,6 +52,14 @@ def device_guard(label: str) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+    outer = _current.get()
+    if outer is not None and (entered := on_enter.get()) is not None:
+        entered(outer)
+
+
+def open_guard() -> str:
+    """The label of the innermost guard that is open, "" if none is."""
+    return _current.get() or ""
 
 
 def mark_of(module: nn.Module) -> str:

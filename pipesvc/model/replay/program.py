@@ -83,7 +83,7 @@ class Program(TorchFunctionMode, ABC):
     def unwatched(self) -> Iterator[None]:
         """Off the stack of modes: each operation that passes one costs two microseconds. A mode that the user put on
         top of this one must be left there."""
-        if overrides._get_current_function_mode() is not self:
+        if overrides._get_current_function_mode() is not self:  # type: ignore[no-untyped-call]
             yield
             return
         self.__exit__(None, None, None)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pipesvc.core.flow import Flow
 from pipesvc.core.plan import LayerInfo
 from pipesvc.model.ghosts import META, shape_of, user_line
-from pipesvc.model.marks import mark_of
+from pipesvc.model.marks import mark_of, open_guard
 from pipesvc.model.modes import Operators
 from pipesvc.model.replay import frames, nest, refusals
 from pipesvc.model.replay.draws import Draws
@@ -116,7 +116,7 @@ class Recording(Program):
                 LayerInfo(
                     name=name,
                     type=type(unit).__name__,
-                    mark=self._label or mark_of(unit),
+                    mark=open_guard() or mark_of(unit),
                     parameter_bytes=parameters,
                     buffer_bytes=buffers,
                 )

@@ -1,11 +1,10 @@
-"""Small models, each with one habit of real ones that a chain of layers cannot have.
+"""Small models beside those of language, and the table of all.
 
 Letters: b rows, t positions, d width.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,90 +12,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from pipesvc.model.marks import device_guard
 from pipesvc.model.replay.inputs import Inputs
-
-D = 8
-VOCABULARY = 13
-
-
-def ids(b: int, t: int) -> Tensor:
-    return torch.randint(VOCABULARY, (b, t))
-
-
-class Block(nn.Module):
-    """Pre-norm attention and feed-forward; `p` is the probability of dropout."""
-
-    def __init__(self, p: float = 0.0) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(D)
-        self.attention = nn.MultiheadAttention(D, 2, dropout=p, batch_first=True)
-        self.feed = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D), nn.Dropout(p))
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        h = self.norm(x)
-        x = x + self.attention(h, h, h, attn_mask=mask, need_weights=False)[0]
-        return x + self.feed(x)
-
-
-class TiedParameter(nn.Module):
-    """The head's weight is the embedding's; the loss is made inside."""
-
-    def __init__(self, p: float = 0.0) -> None:
-        super().__init__()
-        self.wte = nn.Embedding(VOCABULARY, D)
-        self.wpe = nn.Embedding(64, D)
-        self.drop = nn.Dropout(p)
-        self.h = nn.ModuleList(Block(p) for _ in range(4))
-        self.ln_f = nn.LayerNorm(D)
-        self.lm_head = nn.Linear(D, VOCABULARY, bias=False)
-        self.lm_head.weight = self.wte.weight
-
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        t = x.shape[1]
-        mask = torch.triu(torch.ones(t, t, dtype=torch.bool, device=x.device), 1)
-        h = self.drop(self.wte(x) + self.wpe(torch.arange(t, device=x.device)))
-        for block in self.h:
-            h = block(h, mask)
-        return F.cross_entropy(self.lm_head(self.ln_f(h)).flatten(0, 1), labels.flatten())
-
-
-class TiedFunctional(nn.Module):
-    """The embedding's weight is used by an operation at the end, and a parameter of the root by one at the start."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wte = nn.Embedding(VOCABULARY, D)
-        self.position = nn.Parameter(torch.randn(64, D))
-        self.h = nn.ModuleList(Block() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.wte(x) * math.sqrt(D) + self.position[: x.shape[1]]
-        for block in self.h:
-            h = block(h)
-        return F.linear(h, self.wte.weight)
-
-
-class Masked(nn.Module):
-    """A mask of the inputs for every block, whose values decide a branch; a number as an argument."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wte = nn.Embedding(VOCABULARY, D)
-        self.h = nn.ModuleList(Block() for _ in range(3))
-        self.head = nn.Linear(D, VOCABULARY)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        t = input_ids.shape[1]
-        bias = torch.zeros(t, t)
-        if attention_mask is not None and not bool(attention_mask.all()):
-            bias = bias + (attention_mask.sum(0) == 0) * -2.0
-        h = self.wte(input_ids)
-        for block in self.h:
-            h = block(h, bias)
-        return self.head(h) * scale
+from tests.unit.model.replay_language import D, EncoderDecoder, Masked, States, TiedFunctional, TiedParameter, ids
 
 
 class Towers(nn.Module):
@@ -113,22 +32,6 @@ class Towers(nn.Module):
         user, item = self.user(batch["user"]), self.item(batch["item"])
         h = torch.relu(self.fuse(torch.cat([user, item], -1)))
         return {"logits": self.out(h), "similarity": (user * item).sum(-1)}
-
-
-class States(nn.Module):
-    """Tuples between units."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wte = nn.Embedding(VOCABULARY, D)
-        self.first = nn.LSTM(D, D, batch_first=True)
-        self.second = nn.LSTM(D, D, batch_first=True)
-        self.head = nn.Linear(D, VOCABULARY)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, state = self.first(self.wte(x))
-        h, _ = self.second(h, state)
-        return self.head(h)
 
 
 class Convolutions(nn.Module):
@@ -152,7 +55,7 @@ class ResNet(nn.Module):
         self.layer2 = nn.Sequential(Convolutions(4, 8), Convolutions(8, 8))
         self.fc = nn.Linear(8, 5)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         x = F.relu(self.norm(self.stem(x)), inplace=True)
         x = self.layer2(self.layer1(x))
         return self.fc(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
@@ -170,42 +73,12 @@ class UNet(nn.Module):
         self.up1 = Convolutions(8, 4)
         self.out = nn.Conv2d(4, 1, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         a = self.down1(x)
         b = self.down2(F.max_pool2d(a, 2))
         y = self.mid(F.max_pool2d(b, 2))
         y = self.up2(torch.cat([F.interpolate(y, scale_factor=2), b], 1))
         return self.out(self.up1(torch.cat([F.interpolate(y, scale_factor=2), a], 1)))
-
-
-class Cross(nn.Module):
-    """Uses the memory twice, as keys and as values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.k, self.v, self.q = (nn.Linear(D, D) for _ in range(3))
-
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        return x + F.scaled_dot_product_attention(self.q(x), self.k(memory), self.v(memory))
-
-
-class EncoderDecoder(nn.Module):
-    """The encoder's output has many uses in each of several stages, and so has the embedding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wte = nn.Embedding(VOCABULARY, D)
-        self.encoder = nn.ModuleList(Block() for _ in range(2))
-        self.decoder = nn.ModuleList(Cross() for _ in range(4))
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        memory = self.wte(source)
-        for block in self.encoder:
-            memory = block(memory)
-        h = self.wte(target)
-        for block in self.decoder:
-            h = block(h, memory)
-        return F.linear(h, self.wte.weight)
 
 
 class SizesDecide(nn.Module):
@@ -218,7 +91,7 @@ class SizesDecide(nn.Module):
         self.b = nn.ModuleList(nn.Linear(D, D) for _ in range(3))
         self.o = nn.Linear(D, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         h = self.cell(self.a(x))
         h = h * 2 if x.shape[0] > 1 else h
         for index, layer in enumerate(self.b):
@@ -241,7 +114,7 @@ class Recurrent(nn.Module):
 
 class Bundle(NamedTuple):
     hidden: Tensor
-    count: int
+    num_parts: int
 
 
 @dataclass
@@ -280,7 +153,7 @@ class PythonValues(nn.Module):
         output = self.parts(hs, mode)
         self.aside(hs[0])
         first, second = output.bundle.hidden.unbind(0)[:2]
-        return self.o((first + second) / output.bundle.count) if output.name == mode else x
+        return self.o((first + second) / output.bundle.num_parts) if output.name == mode else x
 
 
 class InPlace(nn.Module):
@@ -291,7 +164,7 @@ class InPlace(nn.Module):
         self.a, self.b, self.c = (nn.Linear(D, D) for _ in range(3))
         self.act = nn.ReLU(inplace=True)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         h = self.a(x)
         skip = h * 1.0
         self.act(h)
@@ -312,7 +185,7 @@ class IntegerSkip(nn.Module):
         self.b = nn.Linear(D, D)
         self.table = nn.Embedding(4, D)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         choice = self.route(x).argmax(-1)
         h = self.b(torch.relu(self.a(x)))
         return h + self.table(choice)
@@ -327,7 +200,7 @@ class Guarded(nn.Module):
         self.h = nn.ModuleList(nn.Linear(D, D) for _ in range(4))
         self.tail = GuardedTail()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         with device_guard("cpu"):
             x = self.e(x)
         for index, layer in enumerate(self.h):
@@ -348,27 +221,6 @@ class GuardedTail(nn.Module):
             return torch.tanh(x) * self.scale
 
 
-class Checkpointed(nn.Module):
-    """Blocks checkpointed by the container, one of them together with an operation; dropout in all."""
-
-    def __init__(self, is_checkpointed: bool = True) -> None:
-        super().__init__()
-        self.wte = nn.Embedding(VOCABULARY, D)
-        self.h = nn.ModuleList(InnerCheckpoint(is_checkpointed) for _ in range(4))
-        self.head = nn.Linear(D, VOCABULARY)
-        self.is_checkpointed = is_checkpointed
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.dropout(self.wte(x), 0.2, self.training)
-        for block in self.h:
-            if self.is_checkpointed:
-                h = checkpoint(lambda y, block=block: block(y) + y, h, use_reentrant=False)
-            else:
-                h = block(h) + h
-            h = F.dropout(h, 0.1, self.training)
-        return self.head(h)
-
-
 class Noisy(nn.Module):
     """Draws between units: from sizes alone, like a tensor, in place, and by dropout."""
 
@@ -382,18 +234,6 @@ class Noisy(nn.Module):
             x = F.dropout(x, 0.3, self.training) + torch.rand(x.shape[-1], device=x.device)
             x = x + torch.randn_like(x) + torch.empty_like(x).bernoulli_(0.5)
         return x
-
-
-class InnerCheckpoint(nn.Module):
-    def __init__(self, is_checkpointed: bool) -> None:
-        super().__init__()
-        self.block = Block(0.2)
-        self.is_checkpointed = is_checkpointed
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.is_checkpointed:
-            return checkpoint(self.block, x, use_reentrant=False)
-        return self.block(x)
 
 
 def sequences(b: int, t: int) -> Inputs:
@@ -436,7 +276,7 @@ ZOO: dict[str, Case] = {
 }
 
 
-def loss_of(result: Any) -> Tensor:
+def loss_of(result: Any) -> Any:
     """Of whatever a model of the zoo returns."""
     if isinstance(result, dict):
         return sum((each.square().mean() for each in result.values()), torch.zeros(()))

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipesvc.core.flow import Flow, check_ends
 from pipesvc.errors import PipesvcError
 from pipesvc.model.replay import nest
-from pipesvc.model.replay.inputs import Inputs
 from pipesvc.model.replay.record import record
 from pipesvc.model.skeleton import build_module
 from tests.unit.model.replay_pipeline import Outcome, Pipeline, plain

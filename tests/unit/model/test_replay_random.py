@@ -13,8 +13,9 @@ from pipesvc.model.replay.inputs import Inputs
 from pipesvc.model.replay.record import record
 from pipesvc.model.replay.run import StageReplay
 from pipesvc.model.skeleton import build_module
+from tests.unit.model.replay_language import Checkpointed, TiedParameter
 from tests.unit.model.replay_pipeline import CPU, SEED, Pipeline
-from tests.unit.model.replay_zoo import ZOO, Case, Checkpointed, Noisy, TiedParameter, loss_of, rows, sequences
+from tests.unit.model.replay_zoo import ZOO, Case, Noisy, loss_of, rows, sequences
 from tests.unit.model.test_replay_models import OTHERS, assert_same, even_ends, flow_of
 
 RANDOM = {
