@@ -60,13 +60,26 @@ _MOVES: Final = frozenset({Tensor.cpu, Tensor.cuda})
 
 def on_shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result on meta; arguments with values are looked at for their shapes only."""
-    if func in _MOVES:
-        return args[0]
+    args, kwargs = _moved(func, args, kwargs)
+    return args[0] if func in _MOVES else func(*shapes(args), **shapes(kwargs))
+
+
+def on_shapes_with_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same, where the size of the result depends on values that are there: `h[mask]`, `h.view(count, -1)`."""
+    args, kwargs = _moved(func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def is_about_values(error: Exception) -> bool:
+    """Whether torch raised it because a tensor on meta has none."""
+    return isinstance(error, NotImplementedError) or "meta" in str(error).lower()
+
+
+def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A tensor on meta stays there, wherever user code moves it."""
     if func is Tensor.to:
         args = tuple(META if isinstance(each, str) else each for each in args)
-    if "device" in kwargs:
-        kwargs = {**kwargs, "device": META}
-    return func(*shapes(args), **shapes(kwargs))
+    return args, {**kwargs, "device": META} if "device" in kwargs else kwargs
 
 
 def shapes(value: Any) -> Any:
@@ -92,6 +105,13 @@ def _version(tensor: Tensor) -> int:
         return tensor._version
     except RuntimeError:  # a wrapper of vmap has none
         return -1
+
+
+def bounds_of(args: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors in slices (`h[:, :length]`), whose values an index reads."""
+    indices = [each for argument in args for each in (argument if isinstance(argument, tuple) else (argument,))]
+    bounds = [bound for each in indices if isinstance(each, slice) for bound in (each.start, each.stop, each.step)]
+    return [bound for bound in bounds if isinstance(bound, Tensor)]
 
 
 def operands_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

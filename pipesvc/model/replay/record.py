@@ -28,6 +28,7 @@ def record(model: nn.Module, inputs: Inputs, other: Inputs | None = None, *, cut
     `inputs` is a micro-batch, `other` one of another size (by default one row more). With `cuts`, names of modules at
     which a stage shall begin, units are the largest modules that contain no cut.
     """
+    assert all(each.is_meta for each in [*model.parameters(), *model.buffers()])
     flow = _record(model, inputs, cuts)
     other = other or inputs.with_one_more_row()
     if what := difference(flow, _record(model, other, cuts)):

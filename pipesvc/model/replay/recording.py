@@ -18,7 +18,17 @@ from pipesvc.model.replay.draws import Draws
 from pipesvc.model.replay.guards import GuardInsideUnitError, unit_of_guard
 from pipesvc.model.replay.inputs import Inputs
 from pipesvc.model.replay.ledger import Ledger
-from pipesvc.model.replay.operations import DEVICE_QUESTIONS, FORMAT, on_shapes, operands_of, shapes, versions
+from pipesvc.model.replay.operations import (
+    DEVICE_QUESTIONS,
+    FORMAT,
+    bounds_of,
+    is_about_values,
+    on_shapes,
+    on_shapes_with_values,
+    operands_of,
+    shapes,
+    versions,
+)
 from pipesvc.model.replay.program import Forward, Program
 from pipesvc.model.replay.shapes import PLAIN_TYPES, run_on_shapes
 from pipesvc.model.replay.state import changes_by_class, tensors_held
@@ -66,7 +76,10 @@ class Recording(Program):
         args, kwargs = nest.transform((args, kwargs), shape)
         operands, buffers = nest.tensors((args, kwargs)), list(unit.buffers())
         before, buffers_before = versions(operands), versions(buffers)
+        num_draws = self._draws.num_draws
         outputs = run_on_shapes(name, unit, forward, args, kwargs)
+        if self._draws.num_draws > num_draws and name not in self._draws.modules:
+            raise refusals.forward_called(name, self.lines[name])
         _refuse_objects(name, args, kwargs, outputs)
         if any(versions(copies)):
             raise refusals.written_without_origin(f"unit {name!r}")
@@ -78,6 +91,8 @@ class Recording(Program):
     def operated(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operands = operands_of(args, kwargs)
         num_draws = self._draws.num_draws
+        if bounds := bounds_of(args):
+            self._read(func, bounds)
         if any(map(self._ledger.is_computed, operands)):
             outputs = self._computed(func, args, kwargs, operands)
         else:
@@ -130,16 +145,16 @@ class Recording(Program):
             raise refusals.custom_function(user_line())
         for tensor in operands:
             self._ledger.use(tensor)
+        given = args, kwargs
         args, kwargs = shapes(args), shapes(kwargs)
         shaped = operands_of(args, kwargs)
         num_draws, before = self._draws.num_draws, versions(shaped)
         try:
             outputs = on_shapes(func, args, kwargs)
         except (RuntimeError, TypeError) as error:
-            if "meta" not in str(error).lower() and not isinstance(error, NotImplementedError):
+            if not is_about_values(error):
                 raise
-            maker = self._ledger.maker_of(operands)
-            raise refusals.value_read(_text_of(func), user_line(), maker) from error
+            outputs = self._with_values(func, *given, operands, error)
         for tensor, copy, old in zip(operands, shaped, before, strict=True):
             if copy is not tensor and versions([copy]) != [old]:
                 raise refusals.written_without_origin(user_line())
@@ -148,6 +163,27 @@ class Recording(Program):
                 on_shapes(func, args, kwargs)
         self._ledger.note_results((self.call, self.operation), operands_of((outputs,), {}), shaped, before)
         return outputs
+
+    def _with_values(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Tensor], error: Exception
+    ) -> Any:
+        """Plain operands decide the size of the result, so every stage must know them."""
+        plain = [each for each in operands if not self._ledger.is_computed(each)]
+        try:
+            outputs = on_shapes_with_values(func, args, kwargs)
+        except (RuntimeError, TypeError):
+            raise refusals.value_read(_text_of(func), user_line(), self._ledger.maker_of(operands)) from error
+        if not all(each.device == META for each in operands_of((outputs,), {})):
+            raise refusals.value_read(_text_of(func), user_line(), self._ledger.maker_of(operands)) from error
+        self._read(func, plain)
+        return outputs
+
+    def _read(self, func: Any, tensors: list[Tensor]) -> None:
+        for tensor in tensors:
+            self._ledger.use(tensor)
+            if self._ledger.is_computed(tensor):
+                raise refusals.value_read(_text_of(func), user_line(), self._ledger.maker_of([tensor]))
+        self._ledger.read_by_all(self._ledger.sources(tensors))
 
     def _plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Tensor]) -> Any:
         for tensor in operands:

@@ -59,6 +59,13 @@ def custom_function(line: str) -> PipesvcError:
     )
 
 
+def forward_called(name: str, line: str) -> PipesvcError:
+    return refused(
+        f"{line} calls the forward of {name!r}, which draws random numbers, without calling the module itself",
+        "Call the module: its hooks are what gives it a stream of random numbers of its own.",
+    )
+
+
 def reentrant_checkpoint(line: str) -> PipesvcError:
     return refused(f"{line} runs inside a reentrant checkpoint around units", "Use use_reentrant=False.")
 

@@ -18,7 +18,9 @@ from pipesvc.model.replay.operations import (
     FORMAT,
     GRADIENT_QUESTION,
     Key,
+    is_about_values,
     on_shapes,
+    on_shapes_with_values,
     operands_of,
     versions,
 )
@@ -48,6 +50,10 @@ class StageRun(Program):
     def begin(self, path: str, leaf: Tensor) -> Tensor:
         """An input as forward sees it. One in floating point is a stand-in until this stage begins."""
         is_read = path in self._part.inputs
+        if is_read and leaf.device == META:
+            raise PipesvcError(
+                ErrorCode.INTERNAL, f"stage {self._part.stage} reads the input {path!r}, which is missing"
+            )
         is_computed = leaf.is_floating_point() or leaf.is_complex()
         if is_read and (self._part.stage == 0 or not is_computed):
             return leaf.to(self._device)
@@ -74,7 +80,7 @@ class StageRun(Program):
     def operated(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operands = operands_of(args, kwargs)
         if self._is_before and any(map(self._is_computed, operands)):
-            with plain_tensors(), torch.set_grad_enabled(False):
+            with plain_tensors():
                 return self._on_shapes(func, args, kwargs, operands)
         if any(isinstance(each, Ghost) for each in operands):
             args, kwargs = self.real(args), self.real(kwargs)
@@ -178,12 +184,18 @@ class StageRun(Program):
 
     def _on_shapes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Tensor]) -> Any:
         before = versions(operands)
-        if (self.call, self.operation) in self._part.random_operations and self._device.type == "cpu":
-            with Operators(does_draw=True, large_bytes=None):
-                outputs = on_shapes(func, args, kwargs)
-        else:
-            outputs = on_shapes(func, args, kwargs)
-        wants_gradient = func is not Tensor.detach and any(map(_wants_gradient, operands))
+        wants_gradient = func is not Tensor.detach and torch.is_grad_enabled() and any(map(_wants_gradient, operands))
+        with torch.no_grad():
+            try:
+                if (self.call, self.operation) in self._part.random_operations and self._device.type == "cpu":
+                    with Operators(does_draw=True, large_bytes=None):
+                        outputs = on_shapes(func, args, kwargs)
+                else:
+                    outputs = on_shapes(func, args, kwargs)
+            except (RuntimeError, TypeError) as error:
+                if not is_about_values(error):
+                    raise
+                outputs = on_shapes_with_values(func, args, kwargs)
         leaf = -1
 
         def stand_in(output: Any) -> Any:

@@ -94,6 +94,24 @@ class Masked(nn.Module):
         return self.head(h) * scale
 
 
+class Selected(nn.Module):
+    """Sizes that depend on the values of an input: a slice up to the longest row, a mask that selects positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(VOCABULARY, D)
+        self.h = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(D, VOCABULARY)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Any:
+        longest = lengths.max()
+        h = self.wte(x)[:, :longest]
+        for block in self.h:
+            h = block(h)
+        keep = torch.arange(h.shape[1], device=x.device) < lengths[:, None]
+        return self.head(h[keep])
+
+
 class States(nn.Module):
     """Tuples between units."""
 

@@ -15,7 +15,16 @@ from torch import Tensor, nn
 
 from pipesvc.model.marks import device_guard
 from pipesvc.model.replay.inputs import Inputs
-from tests.unit.model.replay_language import D, EncoderDecoder, Masked, States, TiedFunctional, TiedParameter, ids
+from tests.unit.model.replay_language import (
+    D,
+    EncoderDecoder,
+    Masked,
+    Selected,
+    States,
+    TiedFunctional,
+    TiedParameter,
+    ids,
+)
 
 
 class Towers(nn.Module):
@@ -263,6 +272,7 @@ ZOO: dict[str, Case] = {
     "tied parameter": Case(TiedParameter, lambda b, t: Inputs((ids(b, t),), {"labels": ids(b, t)})),
     "tied functional": Case(TiedFunctional, sequences),
     "mask, number": Case(Masked, masked),
+    "selected": Case(Selected, lambda b, t: Inputs((ids(b, t), torch.randint(1, t, (b,))))),
     "towers": Case(Towers, lambda b, t: Inputs(({"user": torch.randn(b, 5), "item": torch.randn(b, 3)},))),
     "states": Case(States, sequences),
     "resnet": Case(ResNet, images),

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.core.flow import Flow, parameters_of
+from pipesvc.errors import PipesvcError
 from pipesvc.model.replay.inputs import Inputs
 from pipesvc.model.replay.record import record
 from pipesvc.model.replay.run import StageReplay
 from pipesvc.model.skeleton import build_module
-from tests.unit.model.replay_language import Checkpointed, TiedParameter
+from tests.unit.model.replay_language import Checkpointed, D, TiedParameter
 from tests.unit.model.replay_pipeline import CPU, SEED, Pipeline
 from tests.unit.model.replay_zoo import ZOO, Case, Noisy, loss_of, rows, sequences
 from tests.unit.model.test_replay_models import OTHERS, assert_same, even_ends, flow_of
@@ -124,3 +125,17 @@ def test_only_modules_that_draw_are_hooked() -> None:
     assert "h.0.feed.4" in flow.random_modules
     assert not {"wte", "ln_f", "h.0.norm", "h.0.feed.1"} & set(flow.random_modules)
     assert flow_of(ZOO["tied parameter"]).random_modules == ()
+
+
+class Unhooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(5, D), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop.forward(self.linear(x))
+
+
+def test_a_random_unit_that_is_not_called_as_a_module_is_refused() -> None:
+    with pytest.raises(PipesvcError, match="calls the forward of 'drop', which draws random numbers"):
+        flow_of(Case(Unhooked, rows))
