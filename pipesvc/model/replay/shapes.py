@@ -89,10 +89,12 @@ def answer_of(name: str, unit: nn.Module, forward: Forward, args: Any, kwargs: A
         index for index, (old, new) in enumerate(zip(before, versions(operands), strict=True)) if old != new
     )
 
+    shapes: dict[int, Shape] = {}  # one for a tensor that is given twice
+
     def shape(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        return Shape(leaf, places.get(id(leaf), -1))
+        return shapes.setdefault(id(leaf), Shape(leaf, places.get(id(leaf), -1)))
 
     return Answer(nest.transform(outputs, shape), written)
 

@@ -166,6 +166,7 @@ class StageRun(Program):
         known = self._memo.get(signature_of(name, unit, args, kwargs), answer)
         operands = nest.tensors((args, kwargs))
         wants_gradient = torch.is_grad_enabled()
+        given: dict[int, Tensor] = {}
         leaf = -1
 
         def stand_in(shape: Any) -> Any:
@@ -173,10 +174,11 @@ class StageRun(Program):
             if not isinstance(shape, Shape):
                 return shape
             leaf += 1
-            same = operands[shape.operand] if shape.operand >= 0 else None
-            meta = same if isinstance(same, Ghost) else shape.make()
-            key = (self.call, 0, leaf)
-            return ghost(meta, key, wants_gradient=wants_gradient and shape.dtype.is_floating_point)
+            meta = operands[shape.operand] if shape.operand >= 0 else given.get(id(shape))
+            wants = wants_gradient and shape.dtype.is_floating_point
+            found = ghost(meta if isinstance(meta, Ghost) else shape.make(), (self.call, 0, leaf), wants_gradient=wants)
+            given[id(shape)] = found
+            return found
 
         outputs = nest.transform(known.outputs, stand_in)
         self._rekey_written([(index, operands[index]) for index in known.written], nest.tensors(outputs))
