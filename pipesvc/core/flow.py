@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from pipesvc.core.plan import LayerInfo
+from pipesvc.core.layer_info import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError
 
 Keys = tuple[str, ...]

@@ -177,12 +177,16 @@ class DataMisfit(_message.Message):
     def __init__(self, error: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., layer: _Optional[int] = ...) -> None: ...
 
 class Inspected(_message.Message):
-    __slots__ = ("layers", "misfit")
+    __slots__ = ("layers", "misfit", "flow_json", "no_flow")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MISFIT_FIELD_NUMBER: _ClassVar[int]
+    FLOW_JSON_FIELD_NUMBER: _ClassVar[int]
+    NO_FLOW_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[LayerInfo]
     misfit: DataMisfit
-    def __init__(self, layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ..., misfit: _Optional[_Union[DataMisfit, _Mapping]] = ...) -> None: ...
+    flow_json: str
+    no_flow: _types_pb2.ErrorReport
+    def __init__(self, layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ..., misfit: _Optional[_Union[DataMisfit, _Mapping]] = ..., flow_json: _Optional[str] = ..., no_flow: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ...) -> None: ...
 
 class BatchAnnounced(_message.Message):
     __slots__ = ("step", "epoch", "shares", "rows")
