@@ -21,9 +21,12 @@ from pipesvc.errors import ErrorCode, ErrorDetails, PipesvcError, Where
 from pipesvc.model import sequence, skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.wire import tree
+from pipesvc.wire.links import FEEDER
 from pipesvc.worker import calls
 from pipesvc.worker.executor.inbox import Parcel
-from pipesvc.worker.executor.stage import Stage, StageSpec
+from pipesvc.worker.executor.sequence_program import SequenceProgram
+from pipesvc.worker.executor.spec import StageSpec
+from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.feeder.batches import CutBatch, cut_batch
 from pipesvc.worker.feeder.source import Reading, read
 from pipesvc.worker.progress import ProgressReporter
@@ -121,9 +124,9 @@ def _forward(layers: Sequence[sequence.NamedLayer], batch: CutBatch, loss: Calla
         loss=loss,
         check_finite=False,
     )
-    stage = Stage(spec, layers, partial(torch.optim.SGD, lr=0.0))
+    stage = Stage(spec, SequenceProgram(spec, layers), partial(torch.optim.SGD, lr=0.0))
     labels = None if batch.labels is None else parcel_of(batch.labels[0])
-    stage.forward(1, 0, parcel_of(batch.inputs[0]), labels)
+    stage.forward(1, 0, {FEEDER: parcel_of(batch.inputs[0])}, labels)
 
 
 def parcel_of(value: Any) -> Parcel:

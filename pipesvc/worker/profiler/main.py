@@ -23,7 +23,7 @@ from pipesvc.worker import calls
 from pipesvc.worker.data_trial import first_batch, parcel_of
 from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.main import device_of, optimizer_maker
-from pipesvc.worker.executor.stage import StageSpec
+from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.feeder.batches import CutBatch
 from pipesvc.worker.inspector import is_one_stage, layer_message
 from pipesvc.worker.port_like import PortLike
