@@ -26,7 +26,7 @@ from pipesvc.coordinator.limits import (
     MAX_INSPECTIONS,
     STOP_BOUND_S,
 )
-from pipesvc.coordinator.planning import layers_of, plan_for, plan_warnings, unfit, unreachable
+from pipesvc.coordinator.planning import layers_of, plan_for, plan_warnings, uncut, unfit, unreachable
 from pipesvc.coordinator.run_record import STATES, Child, Phase, RunRecord
 from pipesvc.coordinator.run_view import ended_message, role_name
 from pipesvc.coordinator.step_ledger import StepLedger
@@ -111,8 +111,11 @@ class RunMachine:
         """Plan with the workers that are here; False when the job was refused."""
         record = self.record
         record.planned_generation = turn.fleet.generation
+        if (reason := uncut(record.job, record.layers, turn.fleet.available, record.no_flow)) is not None:
+            self.fail(turn, reason)
+            return False
         try:
-            plan = plan_for(record.job, record.layers, turn.fleet.available)
+            plan = plan_for(record.job, record.layers, turn.fleet.available, record.flow_json)
         except PipesvcError as error:
             self.fail(turn, failure_of(error))
             return False
@@ -157,6 +160,7 @@ class RunMachine:
                     self.fail(turn, placed(report.failed, member))
             case "inspected" if is_inspector and record.phase is Phase.INSPECTING:
                 record.layers, record.misfit = layers_of(report.inspected), report.inspected.misfit
+                record.flow_json, record.no_flow = report.inspected.flow_json, report.inspected.no_flow
                 record.unstopped = turn.stop_children(record, record.inspector.items(), "the model is inspected")
                 self._enter(Phase.ENDING_INSPECTION, turn.now_s, STOP_BOUND_S)
             case "ready" if record.phase is Phase.BUILDING:

@@ -19,8 +19,8 @@ from pipesvc.errors import ErrorCode, PipesvcError
 NamedLayer = tuple[str, nn.Module]
 
 _WAY_OUT = (
-    "Return an nn.Sequential or a list of modules from the model function: each entry is a layer, and the output of "
-    "one is the input of the next. What happens between two layers in forward belongs into a module of its own."
+    "Return a module with a forward, or an nn.Sequential or a list of modules: each entry is a layer then, and the "
+    "output of one is the input of the next."
 )
 
 
@@ -29,6 +29,13 @@ def is_list(model: object) -> bool:
     if isinstance(model, nn.Sequential):
         return not _lost_by_a_chain(model)
     return not isinstance(model, nn.Module) or (isinstance(model, nn.ModuleList) and not _has_forward(model))
+
+
+def parts_of(model: object) -> list[NamedLayer]:
+    """The layers of a list; a module with a forward of its own is one part, whose name is empty."""
+    if isinstance(model, nn.Module) and not is_list(model):
+        return [("", model)]
+    return layers_of(model)
 
 
 def layers_of(model: object) -> list[NamedLayer]:

@@ -28,30 +28,36 @@ from pipesvc.core.plan import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model.marks import mark_of
 from pipesvc.model.random_state import same_random_state_after
-from pipesvc.model.sequence import NamedLayer, layers_of, refuse_lazy
+from pipesvc.model.replay.units import units_of
+from pipesvc.model.sequence import NamedLayer, parts_of, refuse_lazy
 
 Build = Callable[[], object]
 
 
 def inspect_layers(build: Build, *, is_whole: bool = False) -> list[LayerInfo]:
-    """The layers in order; the generators stay as they were.
+    """The layers in order, or one without a name: a module with a forward of its own. The generators stay as they were.
 
     Without a draw and without values, so that a model larger than this host can be looked at, and one that cannot be
     built in parts is refused. `is_whole` says that it will not be: then it is built as it is.
     """
     if is_whole:
         with same_random_state_after():
-            layers = layers_of(build())
+            layers = parts_of(build())
             refuse_lazy(layers)
     else:
-        layers = _exact().first_pass(build).layers
+        layers = _exact().first_pass(build, parts_of).layers
     return [_info(name, layer) for name, layer in layers]
 
 
+def inspect_units(model: nn.Module) -> list[LayerInfo]:
+    """What replay would take for the layers of this module, before its forward has said in which order."""
+    return [_info(name, unit) for name, unit in units_of(model).items()]
+
+
 def whole(build: Build, seed: int) -> list[NamedLayer]:
-    """The plain build of all layers."""
+    """The plain build of all layers, or of the one module without a name."""
     torch.manual_seed(seed)
-    layers = layers_of(build())
+    layers = parts_of(build())
     refuse_lazy(layers)
     return layers
 
@@ -123,7 +129,7 @@ def _info(name: str, layer: nn.Module) -> LayerInfo:
     return LayerInfo(
         name=name,
         type=type(layer).__name__,
-        mark=mark_of(layer),
+        mark=mark_of(layer) if name else "",  # a module that is cut has marks of many stages
         parameter_bytes=_num_bytes(layer.parameters()),
         buffer_bytes=_num_bytes(layer.buffers()),
     )

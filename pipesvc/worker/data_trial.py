@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -17,8 +17,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from pipesvc.core.layer_info import LayerInfo
 from pipesvc.errors import ErrorCode, ErrorDetails, PipesvcError, Where
 from pipesvc.model import sequence, skeleton
+from pipesvc.model.calling import arguments_of
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.wire import tree
 from pipesvc.wire.links import FEEDER
@@ -29,6 +31,7 @@ from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.feeder.batches import CutBatch, cut_batch
 from pipesvc.worker.feeder.source import Reading, read
+from pipesvc.worker.inspection import Inspection
 from pipesvc.worker.progress import ProgressReporter
 
 # A model up to this size is built whole for the trial; the workers of larger ones need their memory.
@@ -43,20 +46,20 @@ _log = logging.getLogger("pipesvc.inspector")
 
 
 def find_misfit(
-    job: job_pb2.JobSpec, model_bytes: int, where: Where, progress: ProgressReporter, give_up: Callable[[], object]
+    found: Inspection, job: job_pb2.JobSpec, where: Where, progress: ProgressReporter, give_up: Callable[[], object]
 ) -> local_pb2.DataMisfit | None:
-    """What the first micro-batch meets in this model of so many bytes; None: it fits, or was not tried.
+    """What the first micro-batch meets in the model; None: it fits, or was not tried.
 
     User code runs on this thread, the main one, as it will in the run; `give_up` is called on another one when the
     time is over, and should end the process.
     """
-    if job.data.is_streamed or model_bytes > MAX_MODEL_BYTES:
+    if job.data.is_streamed or found.model_bytes > MAX_MODEL_BYTES:
         return None
     timer = threading.Timer(TRIAL_LIMIT_S, give_up)
     timer.daemon = True
     timer.start()
     try:
-        return _try(job, where, progress)
+        return _try(found, job, where, progress)
     except BaseException as error:  # user code may raise anything, and the run itself will tell it with its place
         _log.info("the first batch was not tried in the model: %s: %s", type(error).__name__, error)
         return None
@@ -64,19 +67,25 @@ def find_misfit(
         timer.cancel()
 
 
-def _try(job: job_pb2.JobSpec, where: Where, progress: ProgressReporter) -> local_pb2.DataMisfit | None:
-    progress.busy("reading a first batch from the data source, to try it")
-    try:
-        batch = first_batch(job, where)
-    except PipesvcError as error:
-        if error.code is not ErrorCode.INVALID_JOB:
-            raise
-        return _misfit(error.details)
+def _try(
+    found: Inspection, job: job_pb2.JobSpec, where: Where, progress: ProgressReporter
+) -> local_pb2.DataMisfit | None:
+    batch = found.batch
+    if batch is None:
+        progress.busy("reading a first batch from the data source, to try it")
+        try:
+            batch = first_batch(job, where)
+        except PipesvcError as error:
+            if error.code is not ErrorCode.INVALID_JOB:
+                raise
+            return _misfit(error.details)
     progress.busy("trying the first micro-batch in the model")
     layers = skeleton.whole(calls.bind(job.model, "the model", where), job.seed)
     reached: list[int] = []
-    for index, (_, layer) in enumerate(layers):
+    for index, layer in _watched(layers, found.layers):
         layer.register_forward_pre_hook(partial(_note, reached, index))
+    if not layers[0][0]:
+        layers = [(type(layers[0][1]).__name__, _Called(layers[0][1]))]
     try:
         _forward(layers, batch, calls.bind_loss(job, where))
     except PipesvcError as error:
@@ -93,6 +102,27 @@ def _misfit(details: ErrorDetails, *, layer: int | None = None) -> local_pb2.Dat
     from pipesvc.net import reports  # late: it imports gRPC, of which the nursery must stay free
 
     return local_pb2.DataMisfit(error=reports.to_message(details), layer=layer)
+
+
+def _watched(layers: Sequence[sequence.NamedLayer], infos: Sequence[LayerInfo]) -> Iterator[tuple[int, nn.Module]]:
+    """Each layer, or unit of the one module, with its index."""
+    if layers[0][0]:
+        yield from enumerate(layer for _, layer in layers)
+        return
+    modules = dict(layers[0][1].named_modules())
+    yield from ((index, modules[info.name]) for index, info in enumerate(infos) if info.name in modules)
+
+
+class _Called(nn.Module):
+    """A module with a forward of its own as one layer, which takes the inputs as the source gave them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Any:
+        args, kwargs = arguments_of(self.model.forward, inputs)
+        return self.model(*args, **kwargs)
 
 
 def _note(reached: list[int], index: int, _layer: nn.Module, _inputs: Any) -> None:

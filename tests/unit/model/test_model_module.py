@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from pipesvc.errors import PipesvcError
-from pipesvc.model.skeleton import build_module
+from pipesvc.model.marks import device_guard
+from pipesvc.model.skeleton import build_module, inspect_layers, inspect_units, whole
 from tests.unit.model.replay_language import D, TiedFunctional, TiedParameter
 from tests.unit.model.replay_zoo import ZOO
 
@@ -84,3 +85,34 @@ def test_an_unknown_name_is_refused() -> None:
 def test_a_list_is_refused_here() -> None:
     with pytest.raises(PipesvcError, match="the model function gave a list, not a module"):
         build_module(lambda: [nn.Linear(2, 2)], SEED, ())
+
+
+def test_a_module_is_one_layer_without_a_name_until_its_forward_is_followed() -> None:
+    for is_whole in (False, True):
+        (info,) = inspect_layers(TiedParameter, is_whole=is_whole)
+        assert (info.name, info.type, info.mark) == ("", "TiedParameter", "")
+        assert info.parameter_bytes == sum(each.numel() * 4 for each in TiedParameter().parameters())
+    units = inspect_units(build_module(TiedParameter, SEED, ()))
+    assert [unit.name for unit in units] == ["wte", "wpe", "drop", "h.0", "h.1", "h.2", "h.3", "ln_f", "lm_head"]
+    torch.manual_seed(SEED)
+    plain = state_of(TiedParameter())
+    ((name, built),) = whole(TiedParameter, SEED)
+    assert name == ""
+    assert all(torch.equal(value, plain[key]) for key, value in state_of(built).items())
+
+
+def test_a_module_with_marks_of_several_stages_can_be_looked_at() -> None:
+    class Marked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            with device_guard("cpu:x"):
+                self.first = nn.Linear(2, 2)
+            with device_guard("cpu:y"):
+                self.second = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.second(self.first(x))
+            return out
+
+    assert [info.mark for info in inspect_layers(Marked)] == [""]
+    assert [unit.mark for unit in inspect_units(build_module(Marked, SEED, ()))] == ["cpu:x", "cpu:y"]

@@ -89,7 +89,7 @@ def test_a_module_with_a_forward_of_its_own_is_no_list() -> None:
     for listed in (layers, nn.Sequential(*layers), nn.ModuleList(layers), PlainSubclass(), [], {"a": layers[0]}, None):
         assert is_list(listed)
     patched = nn.Sequential(*layers)
-    patched.forward = lambda x: x  # type: ignore[method-assign,assignment]
+    patched.forward = lambda x: x  # type: ignore[method-assign]
     for module in (layers[0], OwnForward(*layers), OwnParameter(), _hooked(), patched):
         assert not is_list(module)
 
