@@ -20,13 +20,12 @@ from torch import Tensor, nn
 from pipesvc.core.layer_info import LayerInfo
 from pipesvc.errors import ErrorCode, ErrorDetails, PipesvcError, Where
 from pipesvc.model import sequence, skeleton
-from pipesvc.model.calling import arguments_of
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.wire import tree
 from pipesvc.wire.links import FEEDER
 from pipesvc.worker import calls
 from pipesvc.worker.executor.inbox import Parcel
-from pipesvc.worker.executor.sequence_program import SequenceProgram
+from pipesvc.worker.executor.parts import uncut_program
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.feeder.batches import CutBatch, cut_batch
@@ -84,8 +83,6 @@ def _try(
     reached: list[int] = []
     for index, layer in _watched(layers, found.layers):
         layer.register_forward_pre_hook(partial(_note, reached, index))
-    if not layers[0][0]:
-        layers = [(type(layers[0][1]).__name__, _Called(layers[0][1]))]
     try:
         _forward(layers, batch, calls.bind_loss(job, where))
     except PipesvcError as error:
@@ -111,18 +108,6 @@ def _watched(layers: Sequence[sequence.NamedLayer], infos: Sequence[LayerInfo]) 
         return
     modules = dict(layers[0][1].named_modules())
     yield from ((index, modules[info.name]) for index, info in enumerate(infos) if info.name in modules)
-
-
-class _Called(nn.Module):
-    """A module with a forward of its own as one layer, which takes the inputs as the source gave them."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Any) -> Any:
-        args, kwargs = arguments_of(self.model.forward, inputs)
-        return self.model(*args, **kwargs)
 
 
 def _note(reached: list[int], index: int, _layer: nn.Module, _inputs: Any) -> None:
@@ -154,7 +139,7 @@ def _forward(layers: Sequence[sequence.NamedLayer], batch: CutBatch, loss: Calla
         loss=loss,
         check_finite=False,
     )
-    stage = Stage(spec, SequenceProgram(spec, layers), partial(torch.optim.SGD, lr=0.0))
+    stage = Stage(spec, uncut_program(spec, layers), partial(torch.optim.SGD, lr=0.0))
     labels = None if batch.labels is None else parcel_of(batch.labels[0])
     stage.forward(1, 0, {FEEDER: parcel_of(batch.inputs[0])}, labels)
 

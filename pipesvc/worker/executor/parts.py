@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import nn
-
 from pipesvc.core.flow import Flow, parameters_of
 from pipesvc.core.plan import Plan, StagePlan
 from pipesvc.errors import ErrorCode, PipesvcError, Where
@@ -27,7 +24,7 @@ def make_programs(build: Build, plan: Plan, specs: Sequence[StageSpec], where: W
     own = [plan.stages[spec.index] for spec in specs]
     try:
         if plan.num_stages == 1:
-            return [_only_program(_plain(build, specs[0].seed), plan.flow, specs[0])]
+            return [uncut_program(specs[0], skeleton.whole(build, specs[0].seed), plan.flow)]
         if (flow := plan.flow) is not None:
             owned = {name for stage in own for name in parameters_of(flow, plan.ends, stage.index)}
             model = skeleton.build_module(build, specs[0].seed, owned)
@@ -45,27 +42,19 @@ def make_programs(build: Build, plan: Plan, specs: Sequence[StageSpec], where: W
     ]
 
 
-def _plain(build: Build, seed: int) -> object:
-    torch.manual_seed(seed)
-    return build()
-
-
-def _only_program(model: Any, flow: Flow | None, spec: StageSpec) -> StageProgram:
-    if sequence.is_list(model):
-        layers = sequence.layers_of(model)
-        sequence.refuse_lazy(layers)
+def uncut_program(spec: StageSpec, layers: Sequence[sequence.NamedLayer], flow: Flow | None = None) -> StageProgram:
+    """Of what `skeleton.whole` gives. A flow, where there is one, tells which modules draw random numbers."""
+    name, model = layers[0]
+    if name:
         return _sequence(spec, layers)
-    sequence.refuse_lazy([("", model)])
-    if flow is not None:
-        return ReplayProgram(spec, model, flow, (len(flow.units),))
-    return WholeProgram(spec, model.to(spec.device))
+    return WholeProgram(spec, model.to(spec.device), flow.random_modules if flow is not None else ())
 
 
-def _sequence(spec: StageSpec, layers: Sequence[tuple[str, nn.Module]]) -> SequenceProgram:
+def _sequence(spec: StageSpec, layers: Sequence[sequence.NamedLayer]) -> SequenceProgram:
     return SequenceProgram(spec, [(name, layer.to(spec.device)) for name, layer in layers])
 
 
-def _refuse_shared(layers: Sequence[tuple[str, nn.Module]], own: Sequence[StagePlan], where: Where) -> None:
+def _refuse_shared(layers: Sequence[sequence.NamedLayer], own: Sequence[StagePlan], where: Where) -> None:
     """Two stages would each update the parameter, also when one worker holds both."""
     stage_of = {layer: stage.index for stage in own for layer in range(stage.first_layer, stage.end_layer)}
     for one, other, name in sequence.shared_parameters(layers):

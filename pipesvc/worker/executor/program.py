@@ -13,8 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from pipesvc.core import seeds
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.worker.executor.inbox import Parcel
+from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.user_errors import user_error
 
 Parcels = Mapping[int, Parcel]  # sender -> what it sent
@@ -55,6 +57,11 @@ def seed_generators(device: torch.device, seed: int) -> None:
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
+
+
+def seed_for_loss(spec: StageSpec, step: int, micro_batch: int) -> None:
+    """Where modules have streams of their own, which have ended: the loss function may draw as well."""
+    seed_generators(spec.device, seeds.derive(spec.seed, "loss", step, micro_batch))
 
 
 def failed(doing: str, cause: BaseException, where: Where) -> PipesvcError:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipesvc.core import seeds
 from pipesvc.core.flow import Flow, gradient_transfers, parameters_of, transfers
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model.calling import arguments_of
@@ -23,7 +22,7 @@ from pipesvc.wire import tree
 from pipesvc.wire.links import FEEDER
 from pipesvc.worker import absent
 from pipesvc.worker.executor.describe import describe
-from pipesvc.worker.executor.program import Forwarded, Gradients, Parcels, failed, seed_generators
+from pipesvc.worker.executor.program import Forwarded, Gradients, Parcels, failed, seed_for_loss
 from pipesvc.worker.executor.spec import StageSpec
 
 
@@ -70,8 +69,7 @@ class ReplayProgram:
             doing = f"forward of {type(self._model).__name__} on {describe(value)}"
             raise failed(doing, cause, Where(step=step, stage=spec.index, micro_batch=micro_batch)) from cause
         if spec.is_last:
-            # The streams of the modules have ended, and the loss function may draw as well.
-            seed_generators(spec.device, seeds.derive(spec.seed, "loss", step, micro_batch))
+            seed_for_loss(spec, step, micro_batch)
         outputs = {consumer: list(values.values()) for consumer, values in found.values.items()}
         result, found.result = found.result, None
         return Forwarded(outputs=outputs, result=result, backward=partial(self._backward, found))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import local_pb2
@@ -83,6 +83,19 @@ def test_stages_of_one_worker_share_the_module(name: str, owners: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_f10_window_of_one_parcel_completes(name: str) -> None:
     train_both(make_setup(name, 4, window=1), CASES[name].batches(8))
+
+
+def noisy_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return modules.token_loss(logits + torch.rand(()), labels)
+
+
+@pytest.mark.parametrize("loss", [modules.token_loss, noisy_loss])
+def test_n22_random_numbers_do_not_depend_on_the_partition(loss: Callable[..., Any]) -> None:
+    """Those of the modules, and those of the loss function. One stage runs the module plainly."""
+    batches = modules.sentences(4)
+    losses = [train(make_setup("language", parts, loss=loss), batches).losses for parts in (1, 2, 3)]
+    assert losses[0] == losses[1] == losses[2]
+    assert (losses[0] == train_plain(make_setup("language", 1), batches)[0]) == (loss is modules.token_loss)
 
 
 def test_clipping_and_dropout_are_active() -> None:

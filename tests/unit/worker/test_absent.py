@@ -18,6 +18,7 @@ def over_the_wire(value: Any) -> Any:
     return tree.unflatten(structure, leaves)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=str)
 @pytest.mark.parametrize("shape", [(), (3,), (0, 2), (4, 1, 5)])
 def test_shape_and_type_come_back(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -27,7 +28,11 @@ def test_shape_and_type_come_back(dtype: torch.dtype, shape: tuple[int, ...]) ->
 
 
 def test_what_is_read_stays_and_so_does_everything_else() -> None:
-    value = {"a": torch.ones(2), "b": [torch.ones(2, 3), None, "absent 1 2", 0.5], "c": (torch.ones(1),)}
+    value: dict[str, Any] = {
+        "a": torch.ones(2),
+        "b": [torch.ones(2, 3), None, "absent 1 2", 0.5],
+        "c": (torch.ones(1),),
+    }
     assert absent.paths_of(value) == ("a", "b.0", "c.0")
     sent = absent.without(value, {"a", "c.0"}.__contains__)
     assert sent["a"] is value["a"]

@@ -132,7 +132,7 @@ def test_a_stream_is_not_known_at_submit(port: MemoryPort) -> None:
 def test_a13_what_the_data_meets_in_a_module_is_told_with_the_unit(port: MemoryPort) -> None:
     found = inspected(port, make_job("Narrow"))
     assert found.misfit.layer == UNITS.index("last")
-    assert "the first micro-batch does not pass the model: forward of layer 'Narrow'" in found.misfit.error.message
+    assert "the first micro-batch does not pass the model: forward of Narrow on " in found.misfit.error.message
 
 
 def test_a_source_that_takes_too_long_is_given_up_with_the_reason(port: MemoryPort) -> None:
