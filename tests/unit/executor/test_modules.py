@@ -98,6 +98,18 @@ def test_n22_random_numbers_do_not_depend_on_the_partition(loss: Callable[..., A
     assert (losses[0] == train_plain(make_setup("language", 1), batches)[0]) == (loss is modules.token_loss)
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_n22_the_loss_function_draws_by_step_and_micro_batch(parts: int) -> None:
+    """Whatever else drew in this process."""
+    losses = []
+    for seed in (1, 2):
+        cluster = Cluster(make_setup("language", parts, loss=noisy_loss), has_labels=True)
+        torch.manual_seed(seed)
+        losses.append(cluster.train(modules.sentences(4)))
+        cluster.close()
+    assert losses[0] == losses[1]
+
+
 def test_clipping_and_dropout_are_active() -> None:
     batches = modules.sentences(4)
     losses = train_plain(make_setup("language", 2), batches)[0]
