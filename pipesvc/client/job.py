@@ -88,7 +88,7 @@ class Job:
     """One training run: what is trained, on what, and how it is spread."""
 
     model: Callable[..., Any] | Call
-    """A function that returns the layers: nn.Sequential or a list of modules."""
+    """A function that returns the model: an nn.Module, or its layers as an nn.Sequential or a list of modules."""
     optimizer: Optimizer
     data: DataSource | StreamSource
     loss: Callable[..., Any] | Call | None = None

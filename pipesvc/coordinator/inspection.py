@@ -27,6 +27,7 @@ def next_inspector(record: RunRecord, fleet: Fleet, inspecting: frozenset[str]) 
 def reported(record: RunRecord, worker: str, inspected: local_pb2.Inspected) -> bool:
     """Take in what an inspector says; True once that was its last word."""
     record.layers, record.misfit, record.inspected_on = layers_of(inspected), inspected.misfit, worker
+    record.flow_json, record.no_flow = inspected.flow_json, inspected.no_flow
     return not inspected.is_trying
 
 

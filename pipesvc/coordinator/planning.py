@@ -7,25 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from pipesvc.coordinator.failures import failure
 from pipesvc.coordinator.fleet import Fleet, Member
 from pipesvc.coordinator.reach import Unreached
+from pipesvc.core.edges import edges_of
 from pipesvc.core.fingerprints import fingerprint_warnings
 from pipesvc.core.placement import reachable_first
 from pipesvc.core.plan import LayerInfo, Plan, StrategySettings
 from pipesvc.core.planner import MissingWorkers, make_plan
+from pipesvc.core.schedules import num_stages_by_default
+from pipesvc.core.stages import is_uncut
 from pipesvc.errors import ErrorCode
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
 from pipesvc.wire.registrations import worker_info
 
 
-def plan_for(job: job_pb2.JobSpec, layers: Sequence[LayerInfo], fleet: Fleet) -> Plan | MissingWorkers:
-    """The plan of this job on the workers that are here; raises what the planner refuses."""
+def plan_for(job: job_pb2.JobSpec, layers: Sequence[LayerInfo], fleet: Fleet, flow_json: str) -> Plan | MissingWorkers:
+    """The plan of this job on the workers that are here; raises what the planner refuses.
+
+    `flow_json` is "" for a list of layers.
+    """
     workers = [worker_info(member.registration) for member in fleet.available]
     broken = [(finding.worker, finding.peer) for finding in fleet.reach.unreached]
-    return make_plan(_settings(job.strategy), layers, reachable_first(workers, broken))
+    return make_plan(_settings(job.strategy), layers, reachable_first(workers, broken), flow_json)
+
+
+def uncut(
+    job: job_pb2.JobSpec, layers: Sequence[LayerInfo], members: Sequence[Member], no_flow: types_pb2.ErrorReport
+) -> types_pb2.ErrorReport | None:
+    """Why a model has no flow, where it would need one to have the stages that the job asks for."""
+    if not no_flow.code:
+        return None
+    settings = _settings(job.strategy)
+    default = num_stages_by_default(settings.schedule, len(members), settings.schedule_text)
+    if is_uncut(settings, layers, default):
+        return None
+    reason = types_pb2.ErrorReport()
+    reason.CopyFrom(no_flow)
+    return reason
 
 
 def layers_of(inspected: local_pb2.Inspected) -> tuple[LayerInfo, ...]:
@@ -83,15 +103,10 @@ def unfit(misfit: local_pb2.DataMisfit, plan: Plan | MissingWorkers) -> Unfit | 
 
 def _unreached_in(job: job_pb2.JobSpec, plan: Plan, fleet: Fleet) -> list[Unreached]:
     """Where a worker of this plan could not dial another one to which it will send."""
+    edges = edges_of(plan, has_labels=job.data.has_labels, clips=job.clip_norm > 0)
     stages = [stage.worker for stage in plan.stages]
-    pairs = [(plan.feeder_worker, stages[0])]
-    if job.data.has_labels:
-        pairs.append((plan.feeder_worker, stages[-1]))
-    for near, far in pairwise(stages):
-        pairs += [(near, far), (far, near)]
-    if job.clip_norm:
-        for stage in stages[1:]:
-            pairs += [(stage, stages[0]), (stages[0], stage)]
+    pairs = [(plan.feeder_worker, stages[reader]) for reader in (*edges.input_readers, *edges.label_readers)]
+    pairs += [(stages[sender], stages[receiver]) for sender, receiver in edges.pairs]
     # Stages on one worker hand tensors over without a link; only the feeder, another process, dials its own worker.
     needed = [pair for pair in dict.fromkeys(pairs) if pair[0] != pair[1] or pair[0] == plan.feeder_worker]
     return fleet.reach.among(needed)

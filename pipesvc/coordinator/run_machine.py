@@ -26,7 +26,7 @@ from pipesvc.coordinator.limits import (
     MAX_INSPECTIONS,
     STOP_BOUND_S,
 )
-from pipesvc.coordinator.planning import plan_for, plan_warnings, unreachable
+from pipesvc.coordinator.planning import plan_for, plan_warnings, uncut, unreachable
 from pipesvc.coordinator.run_record import STATES, Child, Phase, RunRecord
 from pipesvc.coordinator.run_view import ended_message, role_name
 from pipesvc.coordinator.step_ledger import StepLedger
@@ -76,8 +76,7 @@ class RunMachine:
 
     def _try_inspect(self, turn: Turn, inspecting: frozenset[str]) -> None:
         record = self.record
-        member = inspection.next_inspector(record, turn.fleet, inspecting)
-        if member is None:
+        if (member := inspection.next_inspector(record, turn.fleet, inspecting)) is None:
             return
         record.inspector, record.layers = {member.name: member.incarnation}, ()
         record.num_inspections += 1
@@ -110,8 +109,11 @@ class RunMachine:
         """Plan with the workers that are here; False when the job was refused."""
         record = self.record
         record.planned_generation = turn.fleet.generation
+        if (reason := uncut(record.job, record.layers, turn.fleet.available, record.no_flow)) is not None:
+            self.fail(turn, reason)
+            return False
         try:
-            plan = plan_for(record.job, record.layers, turn.fleet)
+            plan = plan_for(record.job, record.layers, turn.fleet, record.flow_json)
         except PipesvcError as error:
             self.fail(turn, failure_of(error))
             return False
@@ -362,8 +364,7 @@ class RunMachine:
         record.outcome = outcome
         saves.abandon(record, turn)
         reason = record.error.message if record.error is not None else run_pb2.RunState.Name(outcome)
-        workers = record.crew if record.crew else record.inspector
-        record.unstopped = turn.stop_children(record, workers.items(), reason)
+        record.unstopped = turn.stop_children(record, (record.crew or record.inspector).items(), reason)
         self._enter(Phase.STOPPING, turn.now_s, STOP_BOUND_S)
         if not record.unstopped:
             self._conclude(turn)

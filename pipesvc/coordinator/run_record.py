@@ -91,6 +91,9 @@ class RunRecord:
     confirmer: str = ""
     layers: tuple[LayerInfo, ...] = ()
     misfit: local_pb2.DataMisfit = field(default_factory=local_pb2.DataMisfit)
+    # Of a model that is no list: the flow of its forward, or why there is none.
+    flow_json: str = ""
+    no_flow: types_pb2.ErrorReport = field(default_factory=types_pb2.ErrorReport)
     missing_text: str = ""
     plan: Plan | None = None
     plan_json: str = ""

@@ -10,21 +10,15 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from typing import Any, TypeVar, get_type_hints
 
+from pipesvc.core import flow_json
+from pipesvc.core.flow import Flow
+from pipesvc.core.layer_info import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerInfo:
-    """One layer as the inspector found it."""
-
-    name: str
-    type: str
-    mark: str = ""  # the device_guard label, empty if unmarked
-    parameter_bytes: int = 0
-    buffer_bytes: int = 0
-    gradient_bytes: int = 0  # at least, in a step
+__all__ = ["LayerInfo", "Plan", "StagePlan", "StrategySettings", "WorkerInfo"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +82,7 @@ class Plan:
     micro_batches: int
     in_flight: int = 0  # as in StrategySettings
     schedule_text: str = ""  # as there
+    flow_json: str = ""  # of a module that is cut by replay (`flow_json.to_json`); its units are the layers
     feeder_worker: str
     threads: Mapping[str, int]  # worker -> threads of its executor
     warnings: tuple[str, ...] = ()
@@ -100,6 +95,16 @@ class Plan:
     def workers(self) -> tuple[str, ...]:
         """The workers that hold stages, each once, in the order of their first stage."""
         return tuple(dict.fromkeys(stage.worker for stage in self.stages))
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The layers at which the stages end, as functions of flows want them."""
+        return tuple(stage.end_layer for stage in self.stages)
+
+    @property
+    def flow(self) -> Flow | None:
+        """None: the model is a list of layers, or one stage that runs as a whole."""
+        return _flow_of(self.flow_json) if self.flow_json else None
 
     def stages_of(self, worker: str) -> tuple[StagePlan, ...]:
         return tuple(stage for stage in self.stages if stage.worker == worker)
@@ -134,6 +139,11 @@ class Plan:
 
 
 T = TypeVar("T", Plan, StagePlan)
+
+
+@lru_cache(maxsize=4)  # asked again for every step, and a process has few plans
+def _flow_of(text: str) -> Flow:
+    return flow_json.from_json(text)
 
 
 def _malformed(what: str) -> PipesvcError:

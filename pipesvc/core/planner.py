@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipesvc.core.checker import check
+from pipesvc.core.flow import Flow, check_ends, shared_parameters
 from pipesvc.core.memory import check_memory, device_memory
 from pipesvc.core.placement import MissingWorkers, place
 from pipesvc.core.plan import LayerInfo, Plan, StagePlan, StrategySettings, WorkerInfo
@@ -23,16 +24,18 @@ from pipesvc.core.schedules import (
 )
 from pipesvc.core.stage_costs import StageCost
 from pipesvc.core.stages import StageCut, cut
+from pipesvc.errors import ErrorCode, PipesvcError
 
 __all__ = ["MissingWorkers", "dry_run", "make_plan"]
 
 
 def make_plan(
-    settings: StrategySettings, layers: Sequence[LayerInfo], workers: Sequence[WorkerInfo]
+    settings: StrategySettings, layers: Sequence[LayerInfo], workers: Sequence[WorkerInfo], flow_json: str = ""
 ) -> Plan | MissingWorkers:
     """The plan of a run on these workers, given in the order of their registration.
 
     Of memory it knows weights, gradients and buffers alone: a plan for which even those are too large is refused.
+    With the flow of a module, whose units are the layers, a cut that it does not allow is refused.
     """
     check_counts(
         settings.schedule,
@@ -62,6 +65,7 @@ def make_plan(
         stages=stages,
         schedule=schedule_name(schedule),
         schedule_text=text,
+        flow_json=flow_json,
         micro_batches=settings.micro_batches,
         in_flight=settings.in_flight,
         feeder_worker=stages[0].worker,
@@ -70,6 +74,8 @@ def make_plan(
     )
     dry_run(plan)
     _check_memory(stages, layers, workers)
+    if plan.flow is not None:
+        _check_flow(plan.flow, plan.ends)
     return plan
 
 
@@ -114,6 +120,16 @@ def _check_memory(stages: Sequence[StagePlan], layers: Sequence[LayerInfo], work
             )
         )
     check_memory(costs, device_memory(costs, dict.fromkeys(range(len(costs)), 0)))
+
+
+def _check_flow(flow: Flow, ends: Sequence[int]) -> None:
+    check_ends(flow, ends)
+    for name, stages in shared_parameters(flow, ends).items():
+        raise PipesvcError(
+            ErrorCode.INVALID_PLAN,
+            f"the parameter {name!r} is used by stages {' and '.join(map(str, stages))}",
+            advice="Put its uses into one stage (boundaries, or one mark), or give each a parameter of its own.",
+        )
 
 
 def _stage_plan(index: int, stage: StageCut, layers: Sequence[LayerInfo], worker: str, device: str) -> StagePlan:

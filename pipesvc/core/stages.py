@@ -45,7 +45,21 @@ def cut(settings: StrategySettings, layers: Sequence[LayerInfo], default_num_sta
         return _by_marks(layers)
     if settings.boundaries:
         return _by_boundaries(settings, layers)
-    return _evenly(settings.num_stages or max(1, min(default_num_stages, len(layers))), len(layers))
+    return _evenly(settings.num_stages or _most(default_num_stages, layers), len(layers))
+
+
+def is_uncut(settings: StrategySettings, layers: Sequence[LayerInfo], default_num_stages: int) -> bool:
+    """Whether one stage is asked for, also of layers whose order is not known, so that they could not be cut."""
+    if not settings.is_pipelined:
+        return True
+    marks = {layer.mark for layer in layers if layer.mark}
+    num_stages = settings.num_stages or len(marks) or _most(default_num_stages, layers)
+    return num_stages == 1 and not settings.boundaries
+
+
+def _most(num_stages: int, layers: Sequence[LayerInfo]) -> int:
+    """As many, as far as there are layers for them."""
+    return max(1, min(num_stages, len(layers)))
 
 
 def _numbered(boundaries: Sequence[int], num_layers: int) -> tuple[StageCut, ...]:

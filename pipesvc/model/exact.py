@@ -19,6 +19,7 @@ from pipesvc.model.registry import Registry, number_of, unmark
 from pipesvc.model.sequence import NamedLayer, layers_of, refuse_lazy, shared_parameters
 
 Build = Callable[[], object]
+LayersOf = Callable[[object], list[NamedLayer]]
 
 _REPEATABLE: Final = (
     "The model function runs twice on each worker and must make the same, new modules each time: make every module "
@@ -28,19 +29,19 @@ _REPEATABLE: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstPass:
-    layers: list[NamedLayer]
+    layers: list[NamedLayer]  # of a model that is one module: that alone
     registry: Registry
     operators: Operators
     large_bytes: int | None
 
 
-def first_pass(build: Build) -> FirstPass:
+def first_pass(build: Build, layers_of: LayersOf = layers_of) -> FirstPass:
     try:
-        return _on_shapes(build, LARGE_BYTES)
+        return _on_shapes(build, LARGE_BYTES, layers_of)
     except UnreadableError as error:
         # The value that was read may be of a large tensor that belongs to no parameter: once more with those real.
         try:
-            return _on_shapes(build, None)
+            return _on_shapes(build, None, layers_of)
         except RuntimeError:  # too large to be real
             raise error from None
 
@@ -56,33 +57,74 @@ def build_layers(build: Build, seed: int, owned: Collection[int]) -> list[NamedL
         torch.manual_seed(seed)
         return layers_of(build())
     _refuse_shared(first.layers, owned)
-    kept, dropped = _needed(first, owned)
+    kept, dropped = _needed(first, [module for index in owned for module in first.layers[index][1].modules()])
+    layers = _second_pass(build, seed, first, kept, dropped, layers_of)
+    _finish(layers, owned)
+    return layers
+
+
+def build_module(build: Build, seed: int, owned: Collection[str]) -> nn.Module:
+    """The model, whose parameters and buffers named in `owned` are as in the plain build, the others on meta."""
+    first = first_pass(build, _as_one)
+    shapes = first.layers[0][1]
+    unknown = sorted(set(owned) - _state(shapes).keys())
+    if unknown:
+        raise PipesvcError(ErrorCode.INVALID_PLAN, f"the model has no parameter or buffer {unknown[0]!r}")
+    if not owned:
+        _keep(shapes, owned)
+        return shapes
+    kept, dropped = _needed(first, _with_parametrized(shapes, _holders(shapes, owned)))
+    del shapes
+    model = _second_pass(build, seed, first, kept, dropped, _as_one)[0][1]
+    for path, module in _holders(model, owned).items():
+        _check_real(path, module)
+    _keep(model, owned)
+    return model
+
+
+def _as_one(model: object) -> list[NamedLayer]:
+    if not isinstance(model, nn.Module):
+        raise PipesvcError(ErrorCode.INVALID_JOB, f"the model function gave a {type(model).__name__}, not a module")
+    return [("", model)]
+
+
+def _second_pass(
+    build: Build,
+    seed: int,
+    first: FirstPass,
+    kept: frozenset[int],
+    dropped: frozenset[int],
+    layers_of: LayersOf,
+) -> list[NamedLayer]:
+    """Built with the draws of the whole, and only the parameters `kept` real. The modules of `first` may go."""
     signature, num_large, large_bytes = first.registry.signature, first.operators.num_large, first.large_bytes
     seen = [weakref.ref(module) for _, layer in first.layers for module in layer.modules()]
-    del first
+    first.layers.clear()
+    first.registry.registrations.clear()
     registry = Registry(kept)
     operators = Operators(does_draw=True, large_bytes=large_bytes, dropped=dropped)
     torch.manual_seed(seed)
-    layers = _run(build, registry, operators, does_draw=True)
+    layers = _run(build, registry, operators, layers_of, does_draw=True)
     again = {id(module) for _, layer in layers for module in layer.modules()}
     is_cached = any(id(module) in again for ref in seen if (module := ref()) is not None)
     if is_cached or registry.signature != signature or operators.num_large != num_large:
         what = "returns modules that it made before" if is_cached else "does not make the same when it is called again"
         raise PipesvcError(ErrorCode.BUILD_FAILED, f"the model function {what}", advice=_REPEATABLE)
-    _finish(layers, owned)
     return layers
 
 
-def _on_shapes(build: Build, large_bytes: int | None) -> FirstPass:
+def _on_shapes(build: Build, large_bytes: int | None, layers_of: LayersOf) -> FirstPass:
     registry = Registry()
     operators = Operators(does_draw=False, large_bytes=large_bytes)
     with same_random_state_after():
-        layers = _run(build, registry, operators, does_draw=False)
+        layers = _run(build, registry, operators, layers_of, does_draw=False)
     refuse_lazy(layers)
     return FirstPass(layers=layers, registry=registry, operators=operators, large_bytes=large_bytes)
 
 
-def _run(build: Build, registry: Registry, operators: Operators, *, does_draw: bool) -> list[NamedLayer]:
+def _run(
+    build: Build, registry: Registry, operators: Operators, layers_of: LayersOf, *, does_draw: bool
+) -> list[NamedLayer]:
     with unreadable_reads() as reads:
         try:
             with registry.active(), trunc_normal.replaced(does_draw=does_draw), operators, Faces():
@@ -106,14 +148,17 @@ def _refuse_shared(layers: Sequence[NamedLayer], owned: Collection[int]) -> None
             )
 
 
-def _needed(first: FirstPass, owned: Collection[int]) -> tuple[frozenset[int], frozenset[int]]:
-    """The numbers of the parameters that must be real, and of the large factory calls that need not be."""
-    ours = [layer for index, (_, layer) in enumerate(first.layers) if index in owned]
-    modules = {id(module) for layer in ours for module in layer.modules()}
+def _needed(first: FirstPass, ours: Sequence[nn.Module]) -> tuple[frozenset[int], frozenset[int]]:
+    """The numbers of the parameters that must be real, and of the large factory calls that need not be.
+
+    `ours` are the modules, of the first pass, whose own parameters and buffers are wanted.
+    """
+    modules = {id(module) for module in ours}
     registrations = first.registry.registrations
     # Also what an owned module held for a while only: a parametrization starts from the original weight.
     kept = {each.number for each in registrations if each.module is not None and id(each.module) in modules}
-    kept |= {number for layer in ours for each in layer.parameters() if (number := number_of(each)) is not None}
+    held = [each for module in ours for each in module._parameters.values() if each is not None]
+    kept |= {number for each in held if (number := number_of(each)) is not None}
     sources = {each.number: each.source for each in registrations if each.source is not None}
     pending = list(kept)
     while pending:  # what is copied must be real until it is copied
@@ -123,11 +168,48 @@ def _needed(first: FirstPass, owned: Collection[int]) -> tuple[frozenset[int], f
             pending.append(source)
     flow = first.operators.flow
     needed = flow.sources(each.parameter for each in registrations if each.number in kept)
-    needed |= flow.sources(tensor for layer in ours for each in layer.modules() for tensor in tensors_in(each.__dict__))
-    others = [layer for index, (_, layer) in enumerate(first.layers) if index not in owned]
+    needed |= flow.sources(tensor for module in ours for tensor in tensors_in(module.__dict__))
+    others = [each for _, layer in first.layers for each in layer.modules() if id(each) not in modules]
     known = flow.sources(each.parameter for each in registrations)
-    known |= flow.sources(buffer for layer in others for buffer in layer.buffers())
+    known |= flow.sources(each for module in others for each in module._buffers.values() if each is not None)
     return frozenset(kept), frozenset(known - needed)
+
+
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _holders(model: nn.Module, owned: Collection[str]) -> dict[str, nn.Module]:
+    """Path -> module, of those that hold one of these names themselves, also under another name (tied)."""
+    ids = {id(value) for name, value in _state(model).items() if name in owned}
+
+    def is_holder(module: nn.Module) -> bool:
+        return any(id(each) in ids for each in [*module._parameters.values(), *module._buffers.values()])
+
+    return {path: module for path, module in model.named_modules() if is_holder(module)}
+
+
+def _with_parametrized(model: nn.Module, holders: dict[str, nn.Module]) -> list[nn.Module]:
+    """What a parametrization holds starts from a weight that the parametrized module held before."""
+    owners = [path.rpartition("parametrizations")[0].rstrip(".") for path in holders if "parametrizations" in path]
+    return [*holders.values(), *map(model.get_submodule, owners)]
+
+
+def _keep(model: nn.Module, owned: Collection[str]) -> None:
+    """What is not owned becomes shapes alone; what is tied stays tied."""
+    refuse_lazy([("", model)])
+    ours = {id(value) for name, value in _state(model).items() if name in owned}
+    ghosts: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in ours and not is_ghost(parameter):
+                parameter = module._parameters[name] = ghosts.setdefault(id(parameter), ghost_of(parameter))
+            unmark(parameter)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) not in ours and not is_ghost(buffer):
+                module._buffers[name] = shape_of(buffer)
 
 
 def _finish(layers: Sequence[NamedLayer], owned: Collection[int]) -> None:

@@ -34,6 +34,9 @@ _ADVICE: Final = (
 class UnreadableError(PipesvcError):
     """Building code asked for a value that this worker does not hold."""
 
+    what = ""  # the operation
+    line = ""  # of user code
+
 
 def is_ghost(value: object) -> bool:
     """Asks the storage, since `Tensor.device` of a ghost says "cpu" while building (see `modes.Faces`)."""
@@ -82,11 +85,13 @@ def shape_of(tensor: Tensor) -> Tensor:
 
 def unreadable(what: str) -> UnreadableError:
     """`what` is the operation, as in "`.item()`"."""
+    line = user_line()
     error = UnreadableError(
         ErrorCode.BUILD_FAILED,
-        f"{what} at {user_line()} reads the value of a tensor that another stage holds",
+        f"{what} at {line} reads the value of a tensor that another stage holds",
         advice=_ADVICE,
     )
+    error.what, error.line = what, line
     reads = _reads.get()
     if reads is not None:
         reads.append(error)
@@ -98,11 +103,15 @@ def user_line() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        in_stdlib = path.startswith(_STDLIB) and "site-packages" not in path
-        if not path.startswith(_NOT_USER_CODE) and not in_stdlib and not path.startswith("<frozen"):
+        if is_user_file(path):
             text = linecache.getline(path, frame.f_lineno).strip()
             return f"{path}:{frame.f_lineno}" + (f" (`{text}`)" if text else "")
         if frame.f_back is None:
             break
         frame = frame.f_back
     return "an unknown line"
+
+
+def is_user_file(path: str) -> bool:
+    in_stdlib = path.startswith(_STDLIB) and "site-packages" not in path
+    return not path.startswith(_NOT_USER_CODE) and not in_stdlib and not path.startswith("<frozen")

@@ -12,7 +12,7 @@ through which every copy comes to life, is followed by the same rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -32,18 +32,34 @@ _ATTACHED: Final = "_pipesvc_attached_mark"  # str: the guard in which this modu
 _TENSORS: Final = "_pipesvc_tensor_marks"  # dict of tensor name -> str: the guard in which it was registered
 
 _current: ContextVar[str | None] = ContextVar("device_guard", default=None)
+# For the replay of a forward (`replay.guards`): told the label of each guard that opens, and of the outer one to which
+# the end of an inner one returns.
+on_enter: ContextVar[Callable[[str], None] | None] = ContextVar("on_enter", default=None)
 
 
 @contextmanager
 def device_guard(label: str) -> Iterator[None]:
-    """Layers built in this block carry `label` ("cpu", "cpu:NAME" or "gpu:N"); the innermost guard counts."""
+    """Layers built in this block carry `label` ("cpu", "cpu:NAME" or "gpu:N"); the innermost guard counts.
+
+    In forward it does the same for what runs in the block.
+    """
     mark = str(marks.parse(label))
     _watch_registrations()
     token = _current.set(mark)
     try:
+        if (entered := on_enter.get()) is not None:
+            entered(mark)
         yield
     finally:
         _current.reset(token)
+    outer = _current.get()
+    if outer is not None and (entered := on_enter.get()) is not None:
+        entered(outer)
+
+
+def open_guard() -> str:
+    """The label of the innermost guard that is open, "" if none is."""
+    return _current.get() or ""
 
 
 def mark_of(module: nn.Module) -> str:

@@ -19,9 +19,23 @@ from pipesvc.errors import ErrorCode, PipesvcError
 NamedLayer = tuple[str, nn.Module]
 
 _WAY_OUT = (
-    "Return an nn.Sequential or a list of modules from the model function: each entry is a layer, and the output of "
-    "one is the input of the next. What happens between two layers in forward belongs into a module of its own."
+    "Return a module with a forward, or an nn.Sequential or a list of modules: each entry is a layer then, and the "
+    "output of one is the input of the next."
 )
+
+
+def is_list(model: object) -> bool:
+    """Whether this is to be run as layers, one after the other. Any other module has a forward, which is followed."""
+    if isinstance(model, nn.Sequential):
+        return not _lost_by_a_chain(model)
+    return not isinstance(model, nn.Module) or (isinstance(model, nn.ModuleList) and not _has_forward(model))
+
+
+def parts_of(model: object) -> list[NamedLayer]:
+    """The layers of a list; a module with a forward of its own is one part, whose name is empty."""
+    if isinstance(model, nn.Module) and not is_list(model):
+        return [("", model)]
+    return layers_of(model)
 
 
 def layers_of(model: object) -> list[NamedLayer]:
@@ -31,7 +45,7 @@ def layers_of(model: object) -> list[NamedLayer]:
         if not isinstance(layer, nn.Module):
             what = "is missing (None)" if layer is None else f"is a {type(layer).__name__}, not a module"
             raise _refused(f"layer {name!r} of the model {what}")
-        if type(layer).forward is nn.Module.forward and "forward" not in layer.__dict__:
+        if not _has_forward(layer):
             raise _refused(f"layer {name!r} ({type(layer).__name__}) has no forward")
         layers.append((name, layer))
     if not layers:
@@ -70,22 +84,28 @@ def _entries(model: object) -> list[tuple[str, object]]:
     if isinstance(model, list | tuple):
         return [(str(index), layer) for index, layer in enumerate(model)]
     if isinstance(model, nn.Sequential | nn.ModuleList):
-        _refuse_what_a_chain_would_lose(model)
+        if lost := _lost_by_a_chain(model):
+            raise _refused(lost)
         return list(model._modules.items())
     raise _refused(f"the model is a {type(model).__name__}, whose order of layers is not known")
 
 
-def _refuse_what_a_chain_would_lose(model: nn.Sequential | nn.ModuleList) -> None:
+def _lost_by_a_chain(model: nn.Sequential | nn.ModuleList) -> str:
+    """What of this container a run of its layers one after another would lose, in words; "" for nothing."""
     kind = type(model).__name__
-    plain_forward = nn.Sequential.forward if isinstance(model, nn.Sequential) else nn.Module.forward
-    if type(model).forward is not plain_forward or "forward" in model.__dict__:
-        raise _refused(f"the model ({kind}) has a forward of its own")
+    if type(model).forward not in (nn.Sequential.forward, nn.Module.forward) or "forward" in model.__dict__:
+        return f"the model ({kind}) has a forward of its own"
     own = [name for name, value in [*model._parameters.items(), *model._buffers.items()] if value is not None]
     if own:
-        raise _refused(f"the model ({kind}) holds {own[0]!r} itself, outside its layers")
+        return f"the model ({kind}) holds {own[0]!r} itself, outside its layers"
     hooks = [model._forward_hooks, model._forward_pre_hooks, model._backward_hooks, model._backward_pre_hooks]
     if any(hooks):
-        raise _refused(f"the model ({kind}) has hooks of its own, which no stage would call: register them on a layer")
+        return f"the model ({kind}) has hooks of its own, which no stage would call: register them on a layer"
+    return ""
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
 
 
 def _refuse_repeats(layers: Sequence[NamedLayer]) -> None:

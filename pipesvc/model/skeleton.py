@@ -16,43 +16,52 @@ stage is built plainly as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pipesvc.core.plan import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.model.layer_infos import layer_info
 from pipesvc.model.marks import mark_of
 from pipesvc.model.random_state import same_random_state_after
-from pipesvc.model.sequence import NamedLayer, layers_of, refuse_lazy
+from pipesvc.model.replay.units import units_of
+from pipesvc.model.sequence import NamedLayer, parts_of, refuse_lazy
 
 Build = Callable[[], object]
 
 
 def inspect_layers(build: Build, *, is_whole: bool = False) -> list[LayerInfo]:
-    """The layers in order; the generators stay as they were.
+    """The layers in order, or one without a name: a module with a forward of its own. The generators stay as they were.
 
     Without a draw and without values, so that a model larger than this host can be looked at, and one that cannot be
     built in parts is refused. `is_whole` says that it will not be: then it is built as it is.
     """
     if is_whole:
         with same_random_state_after():
-            layers = layers_of(build())
+            layers = parts_of(build())
             refuse_lazy(layers)
     else:
-        layers = _exact().first_pass(build).layers
+        layers = _exact().first_pass(build, parts_of).layers
     counted: set[int] = set()
-    return [_info(name, layer, counted) for name, layer in layers]
+    # A module that is cut has marks of many stages.
+    return [layer_info(name, layer, mark_of(layer) if name else "", counted) for name, layer in layers]
+
+
+def inspect_units(model: nn.Module) -> list[LayerInfo]:
+    """What replay would take for the layers of this module, before its forward has said in which order."""
+    counted: set[int] = set()
+    return [layer_info(name, unit, mark_of(unit), counted) for name, unit in units_of(model).items()]
 
 
 def whole(build: Build, seed: int) -> list[NamedLayer]:
-    """The plain build of all layers."""
+    """The plain build of all layers, or of the one module without a name."""
     torch.manual_seed(seed)
-    layers = layers_of(build())
+    layers = parts_of(build())
     refuse_lazy(layers)
     return layers
 
@@ -69,6 +78,15 @@ def build_layers(build: Build, seed: int, owned: Collection[int]) -> list[NamedL
     """
     layers: list[NamedLayer] = _exact().build_layers(build, seed, owned)
     return layers
+
+
+def build_module(build: Build, seed: int, owned: Collection[str]) -> nn.Module:
+    """A model that is no list: its parameters and buffers named in `owned` as in the plain build, the others on meta.
+
+    With nothing owned, the skeleton for planning: nothing is drawn. To be called inside `malloc.while_building`.
+    """
+    model: nn.Module = _exact().build_module(build, seed, owned)
+    return model
 
 
 @cache
@@ -109,23 +127,3 @@ def _sample() -> list[nn.Module]:
     table = nn.Embedding(1, 1)
     table.weight = nn.Parameter(torch.randn(1000, 301).mul_(0.5))
     return [linear, encoder, table, nn.BatchNorm1d(4)]
-
-
-def _info(name: str, layer: nn.Module, counted: set[int]) -> LayerInfo:
-    """`counted` are the parameters of the layers before: one that is shared is there once."""
-    parameters = [each for each in layer.parameters() if id(each) not in counted]
-    counted.update(map(id, parameters))
-    tables = [module for module in layer.modules() if getattr(module, "sparse", False)]
-    sparse = {id(each) for table in tables for each in table.parameters(recurse=False)}
-    return LayerInfo(
-        name=name,
-        type=type(layer).__name__,
-        mark=mark_of(layer),
-        parameter_bytes=_num_bytes(parameters),
-        buffer_bytes=_num_bytes(layer.buffers()),
-        gradient_bytes=_num_bytes(each for each in parameters if each.requires_grad and id(each) not in sparse),
-    )
-
-
-def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

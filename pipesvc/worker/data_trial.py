@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -17,15 +17,20 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from pipesvc.core.layer_info import LayerInfo
 from pipesvc.errors import ErrorDetails, PipesvcError, Where
 from pipesvc.model import sequence, skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.wire import tree
+from pipesvc.wire.links import FEEDER
 from pipesvc.worker import calls
 from pipesvc.worker.executor.inbox import Parcel
-from pipesvc.worker.executor.stage import Stage, StageSpec
+from pipesvc.worker.executor.parts import uncut_program
+from pipesvc.worker.executor.spec import StageSpec
+from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.feeder.batches import CutBatch, cut_batch
 from pipesvc.worker.feeder.source import Reading, read
+from pipesvc.worker.inspection import Inspection
 from pipesvc.worker.progress import ProgressReporter
 
 # A model up to this size is built whole for the trial; the workers of larger ones need their memory.
@@ -37,20 +42,20 @@ _log = logging.getLogger("pipesvc.inspector")
 
 
 def find_misfit(
-    job: job_pb2.JobSpec, model_bytes: int, where: Where, progress: ProgressReporter, give_up: Callable[[], object]
+    found: Inspection, job: job_pb2.JobSpec, where: Where, progress: ProgressReporter, give_up: Callable[[], object]
 ) -> local_pb2.DataMisfit | None:
-    """What the first micro-batch meets in this model of so many bytes; None: it fits, or was not tried.
+    """What the first micro-batch meets in the model; None: it fits, or was not tried.
 
     User code runs on this thread, the main one, as it will in the run; `give_up` is called on another one when the
     time is over, and should end the process.
     """
-    if job.data.is_streamed or model_bytes > MAX_MODEL_BYTES:
+    if job.data.is_streamed or found.model_bytes > MAX_MODEL_BYTES:
         return None
     timer = threading.Timer(TRIAL_LIMIT_S, give_up)
     timer.daemon = True
     timer.start()
     try:
-        return _try(job, where, progress)
+        return _try(found, job, where, progress)
     except BaseException as error:  # user code may raise anything, and the run itself will tell it with its place
         _log.info("the first batch was not tried in the model: %s: %s", type(error).__name__, error)
         return None
@@ -58,16 +63,20 @@ def find_misfit(
         timer.cancel()
 
 
-def _try(job: job_pb2.JobSpec, where: Where, progress: ProgressReporter) -> local_pb2.DataMisfit | None:
-    progress.busy("reading a first batch from the data source, to try it")
-    try:
-        batch = first_batch(job, where)
-    except PipesvcError as error:
-        return _misfit(error.details)
+def _try(
+    found: Inspection, job: job_pb2.JobSpec, where: Where, progress: ProgressReporter
+) -> local_pb2.DataMisfit | None:
+    batch = found.batch
+    if batch is None:
+        progress.busy("reading a first batch from the data source, to try it")
+        try:
+            batch = first_batch(job, where)
+        except PipesvcError as error:
+            return _misfit(error.details)
     progress.busy("trying the first micro-batch in the model")
     layers = skeleton.whole(calls.bind(job.model, "the model", where), job.seed)
     reached: list[int] = []
-    for index, (_, layer) in enumerate(layers):
+    for index, layer in _watched(layers, found.layers):
         layer.register_forward_pre_hook(partial(_note, reached, index))
     try:
         _forward(layers, batch, calls.bind_loss(job, where))
@@ -85,6 +94,15 @@ def _misfit(details: ErrorDetails, *, layer: int | None = None) -> local_pb2.Dat
     from pipesvc.net import reports  # late: it imports gRPC, of which the nursery must stay free
 
     return local_pb2.DataMisfit(error=reports.to_message(details), layer=layer)
+
+
+def _watched(layers: Sequence[sequence.NamedLayer], infos: Sequence[LayerInfo]) -> Iterator[tuple[int, nn.Module]]:
+    """Each layer, or unit of the one module, with its index."""
+    if layers[0][0]:
+        yield from enumerate(layer for _, layer in layers)
+        return
+    modules = dict(layers[0][1].named_modules())
+    yield from ((index, modules[info.name]) for index, info in enumerate(infos) if info.name in modules)
 
 
 def _note(reached: list[int], index: int, _layer: nn.Module, _inputs: Any) -> None:
@@ -116,9 +134,9 @@ def _forward(layers: Sequence[sequence.NamedLayer], batch: CutBatch, loss: Calla
         loss=loss,
         check_finite=False,
     )
-    stage = Stage(spec, layers, partial(torch.optim.SGD, lr=0.0))
+    stage = Stage(spec, uncut_program(spec, layers), partial(torch.optim.SGD, lr=0.0))
     labels = None if batch.labels is None else parcel_of(batch.labels[0])
-    stage.forward(1, 0, parcel_of(batch.inputs[0]), labels)
+    stage.forward(1, 0, {FEEDER: parcel_of(batch.inputs[0])}, labels)
 
 
 def parcel_of(value: Any) -> Parcel:

@@ -2,7 +2,7 @@
 
 The skeleton is built on the meta device: layers, marks and bytes are known without a byte of parameters. Every other
 function of the job is imported too, for a missing package is the most frequent mistake; and a micro-batch of the
-data is tried in the model where that costs little.
+data is tried in the model where that costs little. Of a model that is no list, forward is followed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pipesvc.model import skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls, data_trial
 from pipesvc.worker.executor.main import optimizer_maker
+from pipesvc.worker.forward_inspection import follow
+from pipesvc.worker.inspection import Inspection
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -29,7 +31,7 @@ _log = logging.getLogger("pipesvc.inspector")
 
 
 def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
-    """Report the layers, or raise what is wrong with the job."""
+    """Report the layers, or units and flow, or raise what is wrong with the job."""
     where = calls.place_of(assignment)
     job = assignment.job
     torch.set_num_threads(1)
@@ -41,27 +43,46 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     _try_optimizer(calls.bind(job.optimizer, "the optimizer", where), where)
     if not job.data.is_streamed:
         calls.bind(job.data.source, "the data source", where)
+    layers = _layers(build, job, where)
+    found = Inspection(layers=layers, model_bytes=sum(each.parameter_bytes + each.buffer_bytes for each in layers))
+
+    def report(misfit: local_pb2.DataMisfit | None = None, *, is_trying: bool = False) -> None:
+        message = _message(found, misfit)
+        message.is_trying = is_trying
+        port.report(local_pb2.FromChild(inspected=message))
+
+    def end() -> None:
+        report()
+        sys.stdout.flush()
+        os._exit(0)
+
+    def give_up() -> None:
+        _log.info("the first batch did not pass the model within %g s: the first step tells", data_trial.TRIAL_LIMIT_S)
+        end()
+
+    if found.is_module:
+        follow(found, job, build, where, progress, end)
+    report(is_trying=True)
+    report(data_trial.find_misfit(found, job, where, progress, give_up))
+
+
+def _layers(build: Callable[[], Any], job: job_pb2.JobSpec, where: Where) -> list[LayerInfo]:
     try:
-        layers = skeleton.inspect_layers(build, is_whole=is_one_stage(job))
+        return skeleton.inspect_layers(build, is_whole=is_one_stage(job))
     except PipesvcError as error:
         raise error.at(where) from error.__cause__
     except Exception as cause:
         raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=where) from cause
-    inspected = local_pb2.Inspected(layers=map(layer_message, layers), is_trying=True)
-    port.report(local_pb2.FromChild(inspected=inspected))
-    inspected.is_trying = False
 
-    def give_up() -> None:
-        _log.info("the first batch did not pass the model within %g s: the first step tells", data_trial.TRIAL_LIMIT_S)
-        port.report(local_pb2.FromChild(inspected=inspected))
-        sys.stdout.flush()
-        os._exit(0)
 
-    model_bytes = sum(layer.parameter_bytes + layer.buffer_bytes for layer in layers)
-    misfit = data_trial.find_misfit(job, model_bytes, where, progress, give_up)
-    if misfit is not None:
-        inspected.misfit.CopyFrom(misfit)
-    port.report(local_pb2.FromChild(inspected=inspected))
+def _message(found: Inspection, misfit: local_pb2.DataMisfit | None) -> local_pb2.Inspected:
+    layers = map(layer_message, found.layers)
+    message = local_pb2.Inspected(layers=layers, misfit=misfit, flow_json=found.flow_json)
+    if found.reason is not None:
+        from pipesvc.net import reports  # late: it imports gRPC, of which the nursery must stay free
+
+        message.no_flow.CopyFrom(reports.to_message(found.reason))
+    return message
 
 
 def _try_optimizer(make_optimizer: Callable[..., Any], where: Where) -> None:

@@ -18,8 +18,12 @@ class PlainRun:
     weights: dict[str, Tensor]
 
 
-def batches(samples: Iterable[tuple[Tensor, Tensor]], batch_size: int) -> Iterable[list[tuple[Tensor, Tensor]]]:
-    held: list[tuple[Tensor, Tensor]] = []
+Sample = tuple[Any, Any]  # tensors, or dicts and tuples of them, and a label
+Call = Callable[[nn.Module, Any], Any]
+
+
+def batches(samples: Iterable[Sample], batch_size: int) -> Iterable[list[Sample]]:
+    held: list[Sample] = []
     for sample in samples:
         held.append(sample)
         if len(held) == batch_size:
@@ -30,9 +34,9 @@ def batches(samples: Iterable[tuple[Tensor, Tensor]], batch_size: int) -> Iterab
 
 
 def train(
-    build: Callable[[], nn.Sequential],
-    source: Callable[[], Iterable[tuple[Tensor, Tensor]]],
-    loss: Callable[[Tensor, Tensor], Tensor],
+    build: Callable[[], nn.Module],
+    source: Callable[[], Iterable[Sample]],
+    loss: Callable[[Any, Tensor], Tensor],
     optimizer: Callable[[Any], torch.optim.Optimizer],
     *,
     batch_size: int,
@@ -40,8 +44,12 @@ def train(
     epochs: int = 1,
     seed: int = 0,
     clip_norm: float | None = None,
+    call: Call = nn.Module.__call__,
 ) -> PlainRun:
-    """One thread, micro-batches in ascending order, each loss times its share of the rows, one update for a batch."""
+    """One thread, micro-batches in ascending order, each loss times its share of the rows, one update for a batch.
+
+    `call` gives the inputs of a micro-batch to the model.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -52,7 +60,7 @@ def train(
         for _ in range(epochs):
             for batch in batches(source(), batch_size):
                 update.zero_grad(set_to_none=True)
-                losses.append(_accumulate(model, batch, loss, micro_batch_rows(len(batch), micro_batches)))
+                losses.append(_accumulate(model, batch, loss, micro_batch_rows(len(batch), micro_batches), call))
                 if clip_norm is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
                 update.step()
@@ -62,17 +70,31 @@ def train(
 
 
 def _accumulate(
-    model: nn.Module,
-    batch: Sequence[tuple[Tensor, Tensor]],
-    loss: Callable[[Tensor, Tensor], Tensor],
-    rows: Sequence[int],
+    model: nn.Module, batch: Sequence[Sample], loss: Callable[[Any, Tensor], Tensor], rows: Sequence[int], call: Call
 ) -> float:
-    inputs = torch.stack([row for row, _ in batch])
-    labels = torch.stack([torch.as_tensor(label) for _, label in batch])
-    total = 0.0
-    for x, y, count in zip(torch.split(inputs, list(rows)), torch.split(labels, list(rows)), rows, strict=True):
-        share = count / len(batch)
-        value = loss(model(x), y)
+    inputs, labels = _stacked([row for row, _ in batch]), _stacked([label for _, label in batch])
+    total, start = 0.0, 0
+    for count in rows:
+        share, end = count / len(batch), start + count
+        value = loss(call(model, _cut(inputs, start, end)), _cut(labels, start, end))
         torch.autograd.backward(value * share)
         total += share * value.item()
+        start = end
     return total
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    first = rows[0]
+    if isinstance(first, dict):
+        return {name: _stacked([row[name] for row in rows]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(map(_stacked, zip(*rows, strict=True)))
+    return torch.stack([torch.as_tensor(row) for row in rows])
+
+
+def _cut(value: Any, start: int, end: int) -> Any:
+    if isinstance(value, dict):
+        return {name: _cut(each, start, end) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_cut(each, start, end) for each in value)
+    return value[start:end]

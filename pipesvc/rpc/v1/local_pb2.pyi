@@ -179,14 +179,18 @@ class DataMisfit(_message.Message):
     def __init__(self, error: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., layer: _Optional[int] = ...) -> None: ...
 
 class Inspected(_message.Message):
-    __slots__ = ("layers", "misfit", "is_trying")
+    __slots__ = ("layers", "misfit", "is_trying", "flow_json", "no_flow")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MISFIT_FIELD_NUMBER: _ClassVar[int]
     IS_TRYING_FIELD_NUMBER: _ClassVar[int]
+    FLOW_JSON_FIELD_NUMBER: _ClassVar[int]
+    NO_FLOW_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[LayerInfo]
     misfit: DataMisfit
     is_trying: bool
-    def __init__(self, layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ..., misfit: _Optional[_Union[DataMisfit, _Mapping]] = ..., is_trying: _Optional[bool] = ...) -> None: ...
+    flow_json: str
+    no_flow: _types_pb2.ErrorReport
+    def __init__(self, layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ..., misfit: _Optional[_Union[DataMisfit, _Mapping]] = ..., is_trying: _Optional[bool] = ..., flow_json: _Optional[str] = ..., no_flow: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ...) -> None: ...
 
 class BatchAnnounced(_message.Message):
     __slots__ = ("step", "epoch", "shares", "rows")

@@ -22,6 +22,11 @@ class Parcel:
     structure: str
     is_local: bool
 
+    def as_made(self) -> list[Tensor | None]:
+        """The leaves, each wanting a gradient where its maker's did."""
+        pairs = zip(self.leaves, self.requires_grad, strict=True)
+        return [None if leaf is None else leaf.detach().requires_grad_(wants) for leaf, wants in pairs]
+
 
 class Inbox:
     """A parcel is put once and taken once."""

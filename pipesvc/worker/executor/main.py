@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from pipesvc.core.plan import Plan, StagePlan
+from pipesvc.core.edges import edges_of
+from pipesvc.core.plan import Plan
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.model import malloc, sequence, skeleton
+from pipesvc.model import malloc
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls
 from pipesvc.worker.executor import state
+from pipesvc.worker.executor.parts import make_programs
 from pipesvc.worker.executor.runtime import Runtime, Settings
-from pipesvc.worker.executor.stage import Stage, StageSpec
+from pipesvc.worker.executor.spec import StageSpec
+from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -42,70 +45,38 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
 def settings_of(job: job_pb2.JobSpec, plan: Plan, worker: str) -> Settings:
     return Settings(
         worker=worker,
-        num_stages=plan.num_stages,
+        edges=edges_of(plan, has_labels=job.data.has_labels, clips=job.clip_norm > 0),
         schedule=plan.schedule,
         in_flight=plan.in_flight,
         schedule_text=plan.schedule_text,
         clip_norm=job.clip_norm,
-        has_labels=job.data.has_labels,
     )
 
 
 def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) -> dict[int, Stage]:
-    """Every stage of this worker, each real in its own layers only."""
+    """Every stage of this worker, each real in its own part of the model only."""
     build = calls.bind(job.model, "the model", where)
     loss = calls.bind_loss(job, where)
     optimizer = calls.bind(job.optimizer, "the optimizer", where)
-    own = plan.stages_of(worker)
-    devices = [device_of(stage.device, _at_stage(where, stage.index)) for stage in own]
-    all_layers = _layers(build, job.seed, own, where, is_whole=plan.num_stages == 1)
-    _refuse_shared(all_layers, own, where)
-    stages: dict[int, Stage] = {}
-    for stage_plan, device in zip(own, devices, strict=True):
-        layers = all_layers[stage_plan.first_layer : stage_plan.end_layer]
-        for _, layer in layers:
-            layer.to(device)
-        spec = StageSpec(
-            index=stage_plan.index,
+    specs = [
+        StageSpec(
+            index=stage.index,
             num_stages=plan.num_stages,
-            first_layer=stage_plan.first_layer,
-            device=device,
+            first_layer=stage.first_layer,
+            device=device_of(stage.device, _at_stage(where, stage.index)),
             seed=job.seed,
             loss=loss,
             check_finite=job.check_finite,
         )
-        stage = Stage(spec, layers, optimizer_maker(optimizer, _at_stage(where, stage_plan.index)))
+        for stage in plan.stages_of(worker)
+    ]
+    stages: dict[int, Stage] = {}
+    for spec, program in zip(specs, make_programs(build, plan, specs, where), strict=True):
+        stage = Stage(spec, program, optimizer_maker(optimizer, _at_stage(where, spec.index)))
         state.check(stage)
-        stages[stage_plan.index] = stage
-        _log.info("stage %d: layers %s on %s", spec.index, ", ".join(stage_plan.layer_names), device)
+        stages[spec.index] = stage
+        _log.info("stage %d: %s on %s", spec.index, ", ".join(plan.stages[spec.index].layer_names), spec.device)
     return stages
-
-
-def _layers(
-    build: Callable[[], Any], seed: int, own: Sequence[StagePlan], where: Where, *, is_whole: bool
-) -> Sequence[tuple[str, nn.Module]]:
-    """All layers of the model, real where this worker holds them. One build for all its stages: drawing takes time."""
-    owned = [layer for stage in own for layer in range(stage.first_layer, stage.end_layer)]
-    try:
-        return skeleton.whole(build, seed) if is_whole else skeleton.build_layers(build, seed, owned)
-    except PipesvcError:
-        raise
-    except Exception as cause:
-        raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=where) from cause
-
-
-def _refuse_shared(layers: Sequence[tuple[str, nn.Module]], own: Sequence[StagePlan], where: Where) -> None:
-    """Two stages would each update the parameter, also when one worker holds both."""
-    stage_of = {layer: stage.index for stage in own for layer in range(stage.first_layer, stage.end_layer)}
-    for one, other, name in sequence.shared_parameters(layers):
-        if stage_of.get(one) != stage_of.get(other):
-            raise PipesvcError(
-                ErrorCode.INVALID_PLAN,
-                f"layers {layers[one][0]!r} and {layers[other][0]!r} share the parameter {name!r} "
-                "and lie in different stages",
-                advice="Put both into one stage (boundaries, or one mark), or give each a parameter of its own",
-                where=where,
-            )
 
 
 def device_of(name: str, where: Where) -> torch.device:

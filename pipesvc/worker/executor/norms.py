@@ -17,18 +17,25 @@ from torch import Tensor
 _EPSILON: Final = 1e-6
 
 
-def parameter_norms(parameters: Iterable[torch.nn.Parameter]) -> Tensor | None:
-    """The gradient norm of each parameter that has a gradient, in order, on the CPU; None if none has."""
-    norms = [torch.linalg.vector_norm(each.grad, 2.0) for each in parameters if each.grad is not None]
-    return torch.stack(norms).cpu() if norms else None
+def parameter_norms(parameters: Sequence[torch.nn.Parameter], places: Sequence[int]) -> list[Tensor] | None:
+    """The gradient norm of each parameter that has a gradient, and the places of these in the model; on the CPU.
+
+    None if none has. A place is equal for parameters of which the order is that of the stages, and in it.
+    """
+    known = [(each.grad, place) for each, place in zip(parameters, places, strict=True) if each.grad is not None]
+    if not known:
+        return None
+    norms = torch.stack([torch.linalg.vector_norm(grad, 2.0) for grad, _ in known]).cpu()
+    return [norms, torch.tensor([place for _, place in known])]
 
 
-def coefficient(stage_norms: Sequence[Tensor | None], max_norm: float) -> Tensor:
-    """What to multiply every gradient by; `stage_norms` is in stage order."""
-    known = [each for each in stage_norms if each is not None]
+def coefficient(stage_norms: Iterable[Sequence[Tensor | None]], max_norm: float) -> Tensor:
+    """What to multiply every gradient by; `stage_norms` is in stage order, and empty for a stage without gradients."""
+    known = [(norms, places) for norms, places in filter(None, stage_norms) if norms is not None and places is not None]
     if not known:
         return torch.ones(())
-    total = torch.linalg.vector_norm(torch.cat(known), 2.0)
+    norms, places = (torch.cat(part) for part in zip(*known, strict=True))
+    total = torch.linalg.vector_norm(norms[torch.argsort(places, stable=True)], 2.0)
     return torch.clamp(max_norm / (total + _EPSILON), max=1.0)
 
 

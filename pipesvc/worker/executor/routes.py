@@ -1,32 +1,33 @@
-"""Which links an action reads and which it feeds: pure, so that the interpreter, the waiting texts and the tests agree.
+"""Which links an action reads: pure, so that the interpreter, the waiting texts and the tests agree.
 
-Stage s reads its input from stage s - 1 (stage 0: from the feeder), its output's gradient from stage s + 1, labels
-straight from the feeder on the last stage. With clipping, every stage sends its norms to stage 0 and stage 0 answers
-every stage.
+Which stages exchange what, `core.edges` says; here that becomes links. A list of layers is a chain: stage s reads its
+input from stage s - 1 (stage 0: from the feeder) and its output's gradient from stage s + 1. A module that is replayed
+may have several of each. Labels come straight from the feeder to the last stage. With clipping, every stage sends its
+norms to stage 0 and stage 0 answers every stage.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pipesvc.core.actions import Action, ActionKind
+from pipesvc.core.edges import Edges
 from pipesvc.rpc.v1 import types_pb2
 from pipesvc.wire.links import FEEDER, Link, endpoint_name
 
 
 def input_link(stage: int) -> Link:
-    if stage == 0:
-        return Link(FEEDER, 0, types_pb2.LINK_KIND_INPUT)
-    return Link(stage - 1, stage, types_pb2.LINK_KIND_ACTIVATION)
+    return Link(FEEDER, stage, types_pb2.LINK_KIND_INPUT)
 
 
 def label_link(num_stages: int) -> Link:
     return Link(FEEDER, num_stages - 1, types_pb2.LINK_KIND_LABEL)
 
 
-def gradient_link(stage: int) -> Link:
-    """Carries the gradient of this stage's output, from the stage after it."""
-    return Link(stage + 1, stage, types_pb2.LINK_KIND_GRADIENT)
+def activation_link(producer: int, consumer: int) -> Link:
+    return Link(producer, consumer, types_pb2.LINK_KIND_ACTIVATION)
+
+
+def gradient_link(sender: int, receiver: int) -> Link:
+    return Link(sender, receiver, types_pb2.LINK_KIND_GRADIENT)
 
 
 def norm_link(stage: int) -> Link:
@@ -37,31 +38,22 @@ def decision_link(stage: int) -> Link:
     return Link(0, stage, types_pb2.LINK_KIND_DECISION)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Routes:
-    """The links of one run."""
-
-    num_stages: int
-    has_labels: bool
-    clips: bool
-
-    def read_by(self, action: Action) -> tuple[Link, ...]:
-        """Every link of which this action needs one parcel."""
-        stage = action.stage
-        is_last = stage == self.num_stages - 1
-        match action.kind:
-            case ActionKind.FORWARD if is_last and self.has_labels:
-                return (input_link(stage), label_link(self.num_stages))
-            case ActionKind.FORWARD:
-                return (input_link(stage),)
-            case ActionKind.BACKWARD | ActionKind.INPUT_BACKWARD:
-                return () if is_last else (gradient_link(stage),)
-            case ActionKind.DECIDE:
-                return tuple(norm_link(other) for other in range(self.num_stages))
-            case ActionKind.UPDATE:
-                return (decision_link(stage),) if self.clips else ()
-            case _:
-                return ()
+def read_by(edges: Edges, action: Action) -> tuple[Link, ...]:
+    """Every link of which this action needs one parcel."""
+    stage = action.stage
+    match action.kind:
+        case ActionKind.FORWARD:
+            inputs = [input_link(stage)] if stage in edges.input_readers else []
+            labels = [label_link(edges.num_stages)] if stage in edges.label_readers else []
+            return (*inputs, *(activation_link(maker, stage) for maker in edges.activations(stage)), *labels)
+        case ActionKind.BACKWARD | ActionKind.INPUT_BACKWARD:
+            return tuple(gradient_link(sender, stage) for sender in edges.gradient_senders(stage))
+        case ActionKind.DECIDE:
+            return tuple(norm_link(other) for other in range(edges.num_stages))
+        case ActionKind.UPDATE:
+            return (decision_link(stage),) if edges.clips else ()
+        case _:
+            return ()
 
 
 def waiting_text(action: Action, missing: Link, step: int) -> str:

@@ -14,20 +14,21 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor
 
 from pipesvc.core import choice, schedules
 from pipesvc.core.actions import Action, ActionKind
+from pipesvc.core.edges import Edges
 from pipesvc.core.live import live_peaks
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.rpc.v1 import local_pb2
+from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire.links import Link
 from pipesvc.worker.executor import norms, routes, state
 from pipesvc.worker.executor.inbox import Inbox, Parcel
 from pipesvc.worker.executor.outbox import Outbox
-from pipesvc.worker.executor.routes import Routes
+from pipesvc.worker.executor.program import Gradients
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.executor.trace import TraceLog
 from pipesvc.worker.port import ParcelArrived
@@ -43,18 +44,13 @@ class Settings:
     """What the interpreter needs of plan and job."""
 
     worker: str
-    num_stages: int
+    edges: Edges
     schedule: str
     in_flight: int
     # Of a schedule file; empty for a schedule by name.
     schedule_text: str
     # 0: no clipping.
     clip_norm: float
-    has_labels: bool
-
-    @property
-    def routes(self) -> Routes:
-        return Routes(num_stages=self.num_stages, has_labels=self.has_labels, clips=self.clip_norm > 0)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -89,7 +85,6 @@ class Runtime:
         self._port = port
         self._stages = dict(stages)
         self._settings = settings
-        self._routes = settings.routes
         self._inbox = Inbox()
         self._outbox = Outbox(port, self._inbox, self._stages)
         self._progress = ProgressReporter(port, now_ns)
@@ -161,10 +156,10 @@ class Runtime:
         pending = schedules.worker_actions(
             settings.schedule,
             stages=list(self._stages),
-            num_stages=settings.num_stages,
+            num_stages=settings.edges.num_stages,
             num_micro_batches=num_micro_batches,
             in_flight=settings.in_flight,
-            clips=self._routes.clips,
+            clips=settings.edges.clips,
             text=settings.schedule_text,
         )
         self._step = _Step(issue=issue, pending=list(pending), bounds=live_peaks(pending))
@@ -191,7 +186,7 @@ class Runtime:
     def _first_missing(self, action: Action) -> Link | None:
         assert self._step is not None
         step, micro_batch = self._step.issue.step, action.micro_batch or 0
-        for link in self._routes.read_by(action):
+        for link in routes.read_by(self._settings.edges, action):
             if not self._inbox.has(link, step, micro_batch):
                 return link
         return None
@@ -209,7 +204,8 @@ class Runtime:
         self._trace.starts()
         number, stage = step.issue.step, self._stages[action.stage]
         self._progress.busy(action.kind.value, step=number, stage=action.stage, micro_batch=action.micro_batch)
-        parcels = [self._take(link, number, action.micro_batch or 0) for link in self._routes.read_by(action)]
+        links = routes.read_by(self._settings.edges, action)
+        parcels = {link: self._take(link, number, action.micro_batch or 0) for link in links}
         deliver = self._compute(step, action, stage, parcels)
         self._trace.ends(action, number)
         deliver()
@@ -217,37 +213,44 @@ class Runtime:
             self._num_applied = number
             self._step = None
 
-    def _compute(self, step: _Step, action: Action, stage: Stage, parcels: list[Parcel]) -> Callable[[], None]:
+    def _compute(self, step: _Step, action: Action, stage: Stage, parcels: Mapping[Link, Parcel]) -> Callable[[], None]:
         """Runs the action; returns what hands its result on."""
         number = step.issue.step
+        sent = {link.producer: parcel for link, parcel in parcels.items() if link.kind != types_pb2.LINK_KIND_LABEL}
         match action.kind, action.micro_batch:
             case ActionKind.FORWARD, int(micro_batch):
-                output = stage.forward(number, micro_batch, parcels[0], parcels[1] if len(parcels) > 1 else None)
-                if stage.spec.is_last:
-                    return _nothing
-                return partial(self._outbox.send, routes.input_link(action.stage + 1), number, micro_batch, output)
+                labels = parcels.get(routes.label_link(self._settings.edges.num_stages))
+                outputs = stage.forward(number, micro_batch, sent, labels)
+                return partial(self._send_outputs, action, number, outputs)
             case ActionKind.WEIGHT_BACKWARD, int(micro_batch):
                 stage.weight_backward(micro_batch)
                 return _nothing
             case ActionKind.BACKWARD | ActionKind.INPUT_BACKWARD, int(micro_batch):
                 share = step.issue.shares[micro_batch]
                 run = stage.backward if action.kind is ActionKind.BACKWARD else stage.input_backward
-                gradients = run(number, micro_batch, parcels[0] if parcels else None, share)
-                if action.stage == 0:
-                    return _nothing
-                link = routes.gradient_link(action.stage - 1)
-                return partial(self._outbox.send_gradients, link, number, micro_batch, gradients)
+                return partial(self._send_gradients, action, number, run(number, micro_batch, sent, share))
             case ActionKind.NORM, _:
                 return partial(self._outbox.send, routes.norm_link(action.stage), number, 0, stage.parameter_norms())
             case ActionKind.DECIDE, _:
-                scale = norms.coefficient([_only_leaf(each) for each in parcels], self._settings.clip_norm)
+                scale = norms.coefficient([each.leaves for each in parcels.values()], self._settings.clip_norm)
                 return partial(self._send_decision, number, scale)
             case _:
-                stage.update(number, _only_leaf(parcels[0]) if parcels else None)
+                decision = parcels.get(routes.decision_link(action.stage))
+                stage.update(number, decision.leaves[0] if decision is not None else None)
                 return partial(self._report_applied, stage, step)
 
+    def _send_outputs(self, action: Action, step: int, outputs: Mapping[int, Any]) -> None:
+        for consumer, value in outputs.items():
+            link = routes.activation_link(action.stage, consumer)
+            self._outbox.send(link, step, action.micro_batch or 0, value)
+
+    def _send_gradients(self, action: Action, step: int, gradients: Gradients) -> None:
+        for receiver, each in gradients.items():
+            link = routes.gradient_link(action.stage, receiver)
+            self._outbox.send_gradients(link, step, action.micro_batch or 0, each)
+
     def _send_decision(self, step: int, scale: Tensor | None) -> None:
-        for stage in range(self._settings.num_stages):
+        for stage in range(self._settings.edges.num_stages):
             self._outbox.send(routes.decision_link(stage), step, 0, scale)
 
     def _report_applied(self, stage: Stage, step: _Step) -> None:
@@ -279,7 +282,3 @@ class Runtime:
 
 def _nothing() -> None:
     """The action's result goes nowhere."""
-
-
-def _only_leaf(parcel: Parcel) -> Tensor | None:
-    return parcel.leaves[0] if parcel.leaves else None

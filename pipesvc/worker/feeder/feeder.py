@@ -1,7 +1,7 @@
 """Announces batches ahead of the training, and sends each one when the coordinator issues its step.
 
-Inputs go straight to the first stage and labels straight to the last, a link each; nothing passes through the middle
-stages. One thread owns the port; the reader's thread only wakes it.
+Inputs go straight to the stages that need them and labels straight to the last, a link each; nothing passes through the
+stages between. One thread owns the port; the reader's thread only wakes it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.rpc.v1 import local_pb2, types_pb2
-from pipesvc.wire.links import FEEDER, Link
+from pipesvc.rpc.v1 import local_pb2
+from pipesvc.wire.links import FEEDER
 from pipesvc.worker.feeder.batches import CutBatch, RawBatch
 from pipesvc.worker.feeder.preparation import Preparation
 from pipesvc.worker.feeder.reader import Arrival, SourceEnded
+from pipesvc.worker.feeder.routes import FeederRoutes
 from pipesvc.worker.feeder.stream import StreamReader
 from pipesvc.worker.port import ParcelArrived
 from pipesvc.worker.port_like import PortLike
@@ -50,7 +51,7 @@ class FeederSettings:
     """What the feeder needs of plan and job."""
 
     worker: str
-    num_stages: int
+    routes: FeederRoutes
     is_double_buffered: bool
     timeout_s: float
     where: Where
@@ -73,8 +74,6 @@ class Feeder:
         self._num_sent = 0
         self._has_ended = False
         self._is_stopped = False
-        self._input_link = Link(FEEDER, 0, types_pb2.LINK_KIND_INPUT)
-        self._label_link = Link(FEEDER, settings.num_stages - 1, types_pb2.LINK_KIND_LABEL)
 
     @property
     def is_stopped(self) -> bool:
@@ -146,9 +145,9 @@ class Feeder:
         start_ns = time.time_ns()
         for index, inputs in enumerate(batch.inputs):
             try:
-                self._port.send_parcel(self._input_link, step, index, inputs)
-                if batch.labels is not None:
-                    self._port.send_parcel(self._label_link, step, index, batch.labels[index])
+                labels = None if batch.labels is None else batch.labels[index]
+                for link, value in self._settings.routes.parcels(inputs, labels):
+                    self._port.send_parcel(link, step, index, value)
             except PipesvcError as error:
                 raise error.at(Where(step=step, micro_batch=index)) from error
         self._num_sent = step

@@ -13,6 +13,7 @@ from pipesvc.worker import calls
 from pipesvc.worker.feeder.feeder import Feeder, FeederSettings, Supply
 from pipesvc.worker.feeder.preparation import Preparation
 from pipesvc.worker.feeder.reader import Reader
+from pipesvc.worker.feeder.routes import routes_of
 from pipesvc.worker.feeder.source import Reading, read
 from pipesvc.worker.feeder.stream import STREAM_LINK, StreamReader
 from pipesvc.worker.port_like import PortLike
@@ -55,7 +56,7 @@ def _feeder(port: PortLike, assignment: local_pb2.Assignment, where: Where, wake
     prepare = Preparation(num_micro_batches=plan.micro_batches, weight=calls.bind_weight(job, where), where=where)
     settings = FeederSettings(
         worker=assignment.worker,
-        num_stages=plan.num_stages,
+        routes=routes_of(plan, has_labels=job.data.has_labels),
         is_double_buffered=job.data.double_buffer,
         timeout_s=job.data.timeout_s,
         where=where,

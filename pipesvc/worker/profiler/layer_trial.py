@@ -21,7 +21,10 @@ from torch import Tensor, nn
 
 from pipesvc.worker.data_trial import parcel_of
 from pipesvc.worker.executor.inbox import Parcel
-from pipesvc.worker.executor.stage import Stage, StageSpec
+from pipesvc.worker.executor.program import Parcels
+from pipesvc.worker.executor.sequence_program import SequenceProgram
+from pipesvc.worker.executor.spec import StageSpec
+from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.profiler import kept_bytes
 
 # Repeats go on for so long: a pause of the host, of some milliseconds, is then no median.
@@ -74,12 +77,13 @@ def try_layer(
         made.append(optimizer)
         return optimizer
 
-    stage = Stage(spec, (layer,), make)
+    stage = Stage(spec, SequenceProgram(spec, (layer,)), make)
+    before, after = spec.index - 1, spec.index + 1
     fresh = _copied(inputs)
     with kept_bytes.watching_saves(layer[1]) as saved:
-        output = _detached(stage.forward(_STEP, 0, inputs, labels))
-    gradients = None if spec.is_last else _as_gradients(output)
-    received = stage.backward(_STEP, 0, gradients, 1.0)
+        output = _detached(stage.forward(_STEP, 0, {before: inputs}, labels).get(after))
+    gradients = {} if spec.is_last else {after: _as_gradients(output)}
+    received = stage.backward(_STEP, 0, gradients, 1.0).get(before, [])
     gradient_bytes = kept_bytes.gradient_bytes(stage.trainable, num_micro_batches)
     update_s = _time_updates(stage, budget_s / 5)
     forward_s, backward_s = _time_passes(stage, fresh, labels, gradients, num_micro_batches, budget_s)
@@ -116,7 +120,7 @@ def _time_passes(
     stage: Stage,
     inputs: Parcel,
     labels: Parcel | None,
-    gradients: Parcel | None,
+    gradients: Parcels,
     num_micro_batches: int,
     budget_s: float,
 ) -> tuple[float, float]:
@@ -131,7 +135,7 @@ def _time_passes(
         num_passes += 1
         given = _copied(inputs)
         begin_s = _now_s(device)
-        stage.forward(_STEP, 0, given, labels)
+        stage.forward(_STEP, 0, {stage.spec.index - 1: given}, labels)
         middle_s = _now_s(device)
         stage.backward(_STEP, 0, gradients, 1.0)
         return middle_s - begin_s, _now_s(device) - middle_s

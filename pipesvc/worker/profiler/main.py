@@ -23,7 +23,7 @@ from pipesvc.worker import calls
 from pipesvc.worker.data_trial import first_batch, parcel_of
 from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.main import device_of, optimizer_maker
-from pipesvc.worker.executor.stage import StageSpec
+from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.feeder.batches import CutBatch
 from pipesvc.worker.inspector import is_one_stage, layer_message
 from pipesvc.worker.port_like import PortLike
@@ -75,6 +75,8 @@ class _Measuring:
         self._loss = calls.bind_loss(job, where)
         self._optimizer = calls.bind(job.optimizer, "the optimizer", where)
         self._layers = self._told(lambda: skeleton.inspect_layers(self._build, is_whole=is_one_stage(job)))
+        if not self._layers[0].name:
+            raise _unmeasured(self._layers[0].type)
         progress.busy("reading the first batch")
         self._batch = _batch(job, where)
 
@@ -187,6 +189,14 @@ def _batch(job: job_pb2.JobSpec, where: Where) -> CutBatch:
 def _moved(parcel: Parcel, device: torch.device) -> Parcel:
     """A copy, without the rest of the mini-batch of which a micro-batch is a view."""
     return replace(parcel, leaves=tuple(None if each is None else each.clone().to(device) for each in parcel.leaves))
+
+
+def _unmeasured(kind: str) -> PipesvcError:
+    return PipesvcError(
+        ErrorCode.INVALID_JOB,
+        f"the model ({kind}) is no list of layers, whose parts could be measured for a profile or a plan",
+        advice="Submit it without them: give boundaries= or num_stages=, and a schedule by its name",
+    )
 
 
 def _message(layer: LayerInfo, trial: LayerTrial) -> local_pb2.LayerProfile:

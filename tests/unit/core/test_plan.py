@@ -54,6 +54,7 @@ PLANS = st.builds(
     schedule=NAMES,
     micro_batches=st.integers(),
     in_flight=st.integers(),
+    flow_json=NAMES,
     feeder_worker=NAMES,
     threads=st.dictionaries(NAMES, st.integers(), max_size=3),
     warnings=st.lists(NAMES, max_size=2).map(tuple),
@@ -78,6 +79,13 @@ def test_workers_and_their_stages() -> None:
     assert PLAN.num_stages == 3
 
 
+def test_a_plan_without_a_flow_has_none_and_a_wrong_one_is_refused() -> None:
+    assert PLAN.flow is None
+    assert PLAN.ends == (1, 3, 4)
+    with pytest.raises(PipesvcError, match="the text of a flow"):
+        _ = replace(PLAN, flow_json="{}").flow
+
+
 def test_a_plan_reads_well() -> None:
     assert str(PLAN).splitlines() == [
         "1F1B, 4 micro-batches, 3 stages",
@@ -100,6 +108,7 @@ def _changed(**changes: Any) -> str:
         (_changed(surprise=1), "differs from a Plan in surprise"),
         (_changed(micro_batches="4"), "wrong value for micro_batches"),
         (_changed(micro_batches=True), "wrong value for micro_batches"),
+        (_changed(flow_json={}), "wrong value for flow_json"),
         (_changed(threads={"a": "1"}), "wrong value for threads"),
         (_changed(warnings=[1]), "wrong value for warnings"),
         (_changed(stages=["0"]), "wrong value for stages"),

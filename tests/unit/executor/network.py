@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.core import seeds, split
+from pipesvc.core.edges import Edges, make_edges
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.wire import tree
-from pipesvc.wire.links import FEEDER
+from pipesvc.wire.links import FEEDER, Link
+from pipesvc.worker.executor.program import StageProgram
 from pipesvc.worker.executor.routes import input_link, label_link
 from pipesvc.worker.executor.runtime import Runtime, Settings
-from pipesvc.worker.executor.stage import Stage, StageSpec
+from pipesvc.worker.executor.sequence_program import SequenceProgram
+from pipesvc.worker.executor.spec import StageSpec
+from pipesvc.worker.executor.stage import Stage
 from tests.unit.executor.memory_network import MemoryPort, Network, is_tensor
 
 SEED = 7
@@ -27,11 +32,9 @@ PlainRun = tuple[list[float], dict[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """A job for tests. `owners[s]` is the worker of stage s; `cuts` are the first layers of the other stages."""
+class JobSetup(ABC):
+    """A job for tests, but for its model. `owners[s]` is the worker of stage s."""
 
-    make_layers: Callable[[], list[nn.Module]]
-    cuts: Sequence[int] = ()
     owners: Sequence[str] = ()
     loss: Callable[..., Any] | None = None
     make_optimizer: MakeOptimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
@@ -43,12 +46,62 @@ class Setup:
     window: int = 2
 
     @property
+    def workers(self) -> Sequence[str]:
+        return self.owners or [f"worker-{stage}" for stage in range(self.num_stages)]
+
+    @property
+    @abstractmethod
+    def num_stages(self) -> int: ...
+
+    @abstractmethod
+    def edges(self, *, has_labels: bool) -> Edges: ...
+
+    @abstractmethod
+    def make_programs(self, specs: Sequence[StageSpec]) -> list[StageProgram]: ...
+
+    @abstractmethod
+    def input_parcels(self, inputs: Any) -> list[tuple[Link, Any]]:
+        """What a feeder sends of a micro-batch."""
+
+    def spec(self, index: int) -> StageSpec:
+        return StageSpec(
+            index=index,
+            num_stages=self.num_stages,
+            first_layer=self.first_layer(index),
+            device=torch.device("cpu"),
+            seed=SEED,
+            loss=self.loss,
+            check_finite=self.check_finite,
+        )
+
+    def first_layer(self, stage: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup(JobSetup):
+    """Of a list of layers; `cuts` are the first layers of the other stages."""
+
+    make_layers: Callable[[], list[nn.Module]]
+    cuts: Sequence[int] = ()
+
+    @property
     def num_stages(self) -> int:
         return len(self.cuts) + 1
 
-    @property
-    def workers(self) -> Sequence[str]:
-        return self.owners or [f"worker-{stage}" for stage in range(self.num_stages)]
+    def edges(self, *, has_labels: bool) -> Edges:
+        return make_edges(self.num_stages, has_labels=has_labels, clips=self.clip_norm > 0)
+
+    def make_programs(self, specs: Sequence[StageSpec]) -> list[StageProgram]:
+        layers = [(str(index), layer) for index, layer in enumerate(built(self.make_layers))]
+        ends = [*self.cuts, len(layers)]
+        return [SequenceProgram(spec, layers[spec.first_layer : ends[spec.index]]) for spec in specs]
+
+    def input_parcels(self, inputs: Any) -> list[tuple[Link, Any]]:
+        return [(input_link(0), inputs)]
+
+    def first_layer(self, stage: int) -> int:
+        return [0, *self.cuts][stage]
 
 
 def built(make_layers: Callable[[], list[nn.Module]]) -> list[nn.Module]:
@@ -59,39 +112,28 @@ def built(make_layers: Callable[[], list[nn.Module]]) -> list[nn.Module]:
 class Cluster:
     """All executors of a job, and the little of feeder and coordinator that they need."""
 
-    def __init__(self, setup: Setup, *, has_labels: bool) -> None:
+    def __init__(self, setup: JobSetup, *, has_labels: bool) -> None:
         self.setup = setup
-        self.has_labels = has_labels
         self.network = Network(window=setup.window)
         self.losses: list[float] = []
         self.stages: dict[int, Stage] = {}
         self.runtimes: dict[str, Runtime] = {}
-        layers = built(setup.make_layers)
-        bounds = [0, *setup.cuts, len(layers)]
-        for index in range(setup.num_stages):
-            spec = StageSpec(
-                index=index,
-                num_stages=setup.num_stages,
-                first_layer=bounds[index],
-                device=torch.device("cpu"),
-                seed=SEED,
-                loss=setup.loss,
-                check_finite=setup.check_finite,
-            )
-            own = [(str(layer), layers[layer]) for layer in range(bounds[index], bounds[index + 1])]
-            self.stages[index] = Stage(spec, own, setup.make_optimizer)
         self.ports: dict[str, MemoryPort] = {}
         for worker in dict.fromkeys(setup.workers):
             self.ports[worker] = MemoryPort(self.network)
-            held = {index: self.stages[index] for index, owner in enumerate(setup.workers) if owner == worker}
+            specs = [setup.spec(index) for index, owner in enumerate(setup.workers) if owner == worker]
+            held = {
+                spec.index: Stage(spec, program, setup.make_optimizer)
+                for spec, program in zip(specs, setup.make_programs(specs), strict=True)
+            }
+            self.stages |= held
             settings = Settings(
                 worker=worker,
-                num_stages=setup.num_stages,
+                edges=setup.edges(has_labels=has_labels),
                 schedule=setup.schedule,
                 in_flight=setup.in_flight,
                 schedule_text=setup.schedule_text,
                 clip_norm=setup.clip_norm,
-                has_labels=has_labels,
             )
             self.network.ports |= dict.fromkeys(held, self.ports[worker])
             self.runtimes[worker] = Runtime(self.ports[worker], held, settings)
@@ -101,7 +143,8 @@ class Cluster:
         inputs, labels, weights = batch
         feeder = self.network.ports[FEEDER]
         for index, each in enumerate(inputs):
-            feeder.send_parcel(input_link(0), step, index, each)
+            for link, value in self.setup.input_parcels(each):
+                feeder.send_parcel(link, step, index, value)
             if labels is not None:
                 feeder.send_parcel(label_link(self.setup.num_stages), step, index, labels[index])
         for port in self.ports.values():
@@ -131,7 +174,8 @@ class Cluster:
         return self.losses
 
     def state(self) -> dict[str, Tensor]:
-        return {name: value for stage in self.stages.values() for name, value in stage.state_dict().items()}
+        stages = [self.stages[index] for index in sorted(self.stages)]
+        return {name: value for stage in stages for name, value in stage.state_dict().items()}
 
     def close(self) -> None:
         self.network.close()
@@ -163,7 +207,7 @@ def train_plain(setup: Setup, batches: Sequence[Batch]) -> PlainRun:
     return losses, dict(model.state_dict())
 
 
-def train(setup: Setup, batches: Sequence[Batch]) -> Cluster:
+def train(setup: JobSetup, batches: Sequence[Batch]) -> Cluster:
     """All steps on the network; gives the closed cluster, with its losses."""
     cluster = Cluster(setup, has_labels=batches[0][1] is not None)
     try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.errors import ErrorCode, PipesvcError
-from pipesvc.model.sequence import layers_of, shared_parameters
+from pipesvc.model.sequence import is_list, layers_of, shared_parameters
 
 
 class OwnForward(nn.Sequential):
@@ -82,6 +82,16 @@ def test_what_is_no_sequence_is_refused_with_the_way_out(model: Any, text: str) 
         layers_of(model)
     assert caught.value.code is ErrorCode.INVALID_JOB
     assert "nn.Sequential" in caught.value.details.advice
+
+
+def test_a_module_with_a_forward_of_its_own_is_no_list() -> None:
+    layers = [nn.Linear(2, 2), nn.ReLU()]
+    for listed in (layers, nn.Sequential(*layers), nn.ModuleList(layers), PlainSubclass(), [], {"a": layers[0]}, None):
+        assert is_list(listed)
+    patched = nn.Sequential(*layers)
+    patched.forward = lambda x: x  # type: ignore[method-assign]
+    for module in (layers[0], OwnForward(*layers), OwnParameter(), _hooked(), patched):
+        assert not is_list(module)
 
 
 def test_one_module_in_two_places_is_refused_unless_it_has_no_state() -> None:

@@ -50,6 +50,16 @@ def table(sparse: bool = False) -> nn.Sequential:
     return nn.Sequential(nn.Identity(), Shifted(sparse), nn.Flatten(), nn.Linear(8, 2))
 
 
+class Forwarding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return out
+
+
 def statistics() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
 

@@ -157,6 +157,8 @@ def test_weights_are_measured_as_they_were_built(monkeypatch: pytest.MonkeyPatch
         (make_job("build", source="no_rows"), ErrorCode.DATA_SOURCE_FAILED, "and w cannot: the data source in epoch 0"),
         (make_job("build", optimizer="LBFGS"), ErrorCode.STAGE_FAILED, "measuring layer '0' (Linear) on cpu: update"),
         (make_job("absent"), ErrorCode.IMPORT_FAILED, "has no 'absent'"),
+        (make_job("Forwarding"), ErrorCode.INVALID_JOB, "the model (Forwarding) is no list of layers, whose parts"),
+        (make_job("Forwarding"), ErrorCode.INVALID_JOB, "Submit it without them: give boundaries= or num_stages="),
     ],
 )
 def test_what_cannot_be_measured_is_named_with_layer_and_worker(

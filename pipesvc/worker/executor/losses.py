@@ -1,0 +1,58 @@
+"""The loss of a micro-batch on the last stage: the user's function, and what must hold of the number that it gives."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.wire import tree
+from pipesvc.worker.executor.describe import describe
+from pipesvc.worker.executor.inbox import Parcel
+from pipesvc.worker.executor.program import failed
+from pipesvc.worker.executor.spec import StageSpec
+
+
+def loss_of(spec: StageSpec, output: Any, labels: Parcel | None, where: Where) -> Tensor:
+    """A scalar that parameters lead to."""
+    loss = output
+    if spec.loss is not None:
+        arguments = (output,) if labels is None else (output, _admitted(labels, spec))
+        try:
+            loss = spec.loss(*arguments)
+        except (Exception, KeyboardInterrupt) as cause:
+            doing = f"the loss function on {', '.join(map(describe, arguments))}"
+            raise failed(doing, cause, where) from cause
+    giver = "the last layer, which returns the loss," if spec.loss is None else "the loss function"
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            f"{giver} gave {describe(loss)}, not a scalar tensor",
+            advice="Return one number as a tensor, such as the mean over the rows",
+            where=where,
+        )
+    if not loss.requires_grad:
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            f"{giver} gave a loss that no trainable parameter leads to",
+            advice="Check for detach() and no_grad() on its way, and that some parameter has requires_grad=True",
+            where=where,
+        )
+    return loss
+
+
+def refuse_not_finite(loss: Tensor, where: Where) -> None:
+    if not math.isfinite(loss.item()):
+        raise PipesvcError(
+            ErrorCode.NON_FINITE_LOSS,
+            f"the loss is {loss.item()}",
+            advice="Lower the learning rate, clip the gradients (clip_norm=) or look at the data of this batch",
+            where=where,
+        )
+
+
+def _admitted(labels: Parcel, spec: StageSpec) -> Any:
+    leaves = [None if leaf is None else leaf.to(spec.device) for leaf in labels.leaves]
+    return tree.unflatten(labels.structure, leaves)

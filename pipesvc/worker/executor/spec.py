@@ -1,0 +1,26 @@
+"""What a stage is, apart from its part of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageSpec:
+    """`loss` is None when the model returns the loss."""
+
+    index: int
+    num_stages: int
+    first_layer: int
+    device: torch.device
+    seed: int
+    loss: Callable[..., Any] | None
+    check_finite: bool
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.num_stages - 1

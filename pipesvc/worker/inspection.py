@@ -1,0 +1,27 @@
+"""What an inspector knows of a model so far: it is filled in step by step, for the time may be over before the last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipesvc.core.layer_info import LayerInfo
+from pipesvc.errors import ErrorDetails
+from pipesvc.worker.feeder.batches import CutBatch
+
+
+@dataclass(kw_only=True, slots=True)
+class Inspection:
+    # Of a module with a forward of its own: its units.
+    layers: Sequence[LayerInfo]
+    model_bytes: int
+    flow_json: str = ""
+    # Why a module has no flow.
+    reason: ErrorDetails | None = None
+    # What the data source gives first, once it has been read.
+    batch: CutBatch | None = None
+
+    @property
+    def is_module(self) -> bool:
+        """As `skeleton.inspect_layers` says it: one layer without a name."""
+        return not self.layers[0].name

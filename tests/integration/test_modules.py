@@ -1,0 +1,141 @@
+"""Modules with a forward of their own through real processes: the bits of the plain loop, or a named refusal."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pipesvc
+from pipesvc.errors import ErrorCode, PipesvcError
+from tests.integration import jobs, module_jobs, plain
+
+CLIP_NORM = 0.05
+
+
+def make_job(model: Callable[..., Any] = module_jobs.Skipping, **changes: Any) -> pipesvc.Job:
+    options: dict[str, Any] = {
+        "model": model,
+        "loss": jobs.cross_entropy,
+        "optimizer": pipesvc.Optimizer(torch.optim.AdamW, lr=0.01),
+        "data": pipesvc.DataSource(module_jobs.words, batch_size=8),
+        "strategy": pipesvc.Strategy(micro_batches=4, num_stages=2),
+        "clip_norm": CLIP_NORM,
+        "seed": 7,
+    }
+    return pipesvc.Job(**(options | changes))
+
+
+@functools.cache
+def truth(
+    model: Callable[[], torch.nn.Module] = module_jobs.Skipping,
+    source: Callable[[], Any] = module_jobs.words,
+    call: plain.Call = lambda model, inputs: model(**inputs),
+) -> plain.PlainRun:
+    return plain.train(
+        model,
+        source,
+        jobs.cross_entropy,
+        functools.partial(torch.optim.AdamW, lr=0.01),
+        batch_size=8,
+        micro_batches=4,
+        clip_norm=CLIP_NORM,
+        seed=7,
+        call=call,
+    )
+
+
+def assert_equal(run: pipesvc.Run, expected: plain.PlainRun, model: Callable[[], torch.nn.Module]) -> None:
+    run.wait()
+    assert run.losses() == expected.losses
+    weights = run.state_dict()
+    model().load_state_dict(weights, strict=True)
+    assert weights.keys() == expected.weights.keys()
+    assert [name for name in weights if not torch.equal(weights[name], expected.weights[name])] == []
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_a23_a_plain_module_equals_the_plain_loop(cluster: pipesvc.Client, num_stages: int, schedule: str) -> None:
+    strategy = pipesvc.Strategy(micro_batches=4, num_stages=num_stages, schedule=schedule)
+    run = cluster.submit(make_job(strategy=strategy))
+    assert_equal(run, truth(), module_jobs.Skipping)
+    assert len({stage.worker for stage in run.plan().stages}) == num_stages
+
+
+def test_several_stages_on_a_worker(cluster: pipesvc.Client) -> None:
+    strategy = pipesvc.Strategy(
+        micro_batches=4,
+        num_stages=4,
+        schedule="Interleaved1F1B",
+        placement={f"stage:{index}": f"worker-{index % 2}" for index in range(4)},
+    )
+    assert_equal(cluster.submit(make_job(strategy=strategy)), truth(), module_jobs.Skipping)
+
+
+def test_a_cut_by_names_inside_a_block(cluster: pipesvc.Client) -> None:
+    strategy = pipesvc.Strategy(micro_batches=4, boundaries=("blocks.0.feed", "blocks.2.back"))
+    run = cluster.submit(make_job(strategy=strategy))
+    assert_equal(run, truth(), module_jobs.Skipping)
+    assert [stage.layer_names[0] for stage in run.plan().stages][1:] == ["blocks.0.feed", "blocks.2.back"]
+
+
+def test_guards_in_init_and_a_tuple_of_arguments(cluster: pipesvc.Client) -> None:
+    strategy = pipesvc.Strategy(micro_batches=4)
+    data = pipesvc.DataSource(module_jobs.pairs, batch_size=8)
+    run = cluster.submit(make_job(module_jobs.Marked, data=data, strategy=strategy))
+    expected = truth(module_jobs.Marked, module_jobs.pairs, _by_place)
+    assert_equal(run, expected, module_jobs.Marked)
+    assert [stage.label for stage in run.plan().stages] == ["cpu:first", "cpu:middle", "cpu:last"]
+
+
+def _by_place(model: torch.nn.Module, inputs: Any) -> Any:
+    return model(*inputs)
+
+
+def test_a_loss_that_the_module_computes_of_one_dict(cluster: pipesvc.Client) -> None:
+    data = pipesvc.DataSource(module_jobs.words_with_labels, batch_size=8, labels=False)
+    run = cluster.submit(make_job(module_jobs.WithLoss, data=data, loss=None))
+    run.wait()
+    expected = truth()
+    assert run.losses() == expected.losses
+    weights = run.state_dict()
+    module_jobs.WithLoss().load_state_dict(weights, strict=True)
+    assert all(torch.equal(weights[f"inner.{name}"], value) for name, value in expected.weights.items())
+
+
+@pytest.mark.parametrize("model", [module_jobs.Skipping, module_jobs.Deciding])
+def test_a18_one_stage_runs_any_module(cluster: pipesvc.Client, model: Callable[[], torch.nn.Module]) -> None:
+    run = cluster.submit(make_job(model, strategy=pipesvc.Strategy(pipeline=False, micro_batches=4)))
+    assert_equal(run, truth(model), model)
+
+
+def refusal(cluster: pipesvc.Client, job: pipesvc.Job) -> PipesvcError:
+    with pytest.raises(PipesvcError) as caught:
+        cluster.submit(job)
+    return caught.value
+
+
+def test_control_flow_on_values_is_refused_at_submit_with_its_line(cluster: pipesvc.Client) -> None:
+    error = refusal(cluster, make_job(module_jobs.Deciding))
+    assert error.code is ErrorCode.INVALID_JOB
+    assert "module_jobs.py" in error.details.message
+    assert "`if x.sum() > 0:`" in error.details.message
+    assert "is_pipelined off" in error.details.advice
+
+
+def test_a_cut_that_does_not_exist_is_refused_with_the_nearest_names(cluster: pipesvc.Client) -> None:
+    strategy = pipesvc.Strategy(micro_batches=4, boundaries=("blocks.1.fed",))
+    error = refusal(cluster, make_job(strategy=strategy))
+    assert error.code is ErrorCode.INVALID_PLAN
+    assert "blocks.1.feed" in error.details.advice
+
+
+def test_inputs_that_do_not_fit_forward_are_refused(cluster: pipesvc.Client) -> None:
+    data = pipesvc.DataSource(jobs.samples, batch_size=8)
+    error = refusal(cluster, make_job(data=data))
+    assert error.code is ErrorCode.INVALID_JOB
+    assert "do not fit" in error.details.message
