@@ -90,7 +90,6 @@ CATALOGUE: Final[dict[ErrorCode, tuple[str, int]]] = {
 
 # A line that people read; a user's exception may say a whole tensor.
 MAX_MESSAGE_CHARS: Final = 2_000
-_ESCAPED: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,11 +139,15 @@ class ErrorDetails:
 
 
 def printable(text: str) -> str:
-    """Control characters, and halves of characters, as they are written in code.
+    """Control characters of all kinds, and halves of characters, as they are written in code.
 
     What user code says may hold some that change a terminal, or that no message can carry.
     """
-    return text.translate(_ESCAPED).encode("utf-8", "backslashreplace").decode()
+    return "".join(each if each.isprintable() or each in "\n\t" else _written(each) for each in text)
+
+
+def _written(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 class PipesvcError(Exception):

@@ -119,6 +119,10 @@ class Strategy:
             raise refuse(text, "Leave one of the two out") from None
 
 
+# A stage is a process's share of a model; `range(10**12)` is a slip.
+_MAX_BOUNDARIES: Final = 65_536
+
+
 def _check_boundaries(boundaries: Sequence[int] | Sequence[str]) -> None:
     if isinstance(boundaries, str):
         if boundaries not in _METHODS and not boundaries.startswith("type:"):
@@ -126,6 +130,8 @@ def _check_boundaries(boundaries: Sequence[int] | Sequence[str]) -> None:
             raise checks.refusal("boundaries", boundaries, f"one of {', '.join(_METHODS)}, type:REGEX as one text", fix)
         return
     checks.sequence("boundaries", boundaries, "a tuple of layers, by index or by name", "Write boundaries=(1, 3)")
+    if len(boundaries) > _MAX_BOUNDARIES:
+        raise checks.refusal("boundaries", boundaries, f"{_MAX_BOUNDARIES} at most")
     names = [each for each in boundaries if isinstance(each, str)]
     if names and len(names) != len(boundaries):
         raise refuse(f"boundaries is {checks.shown(boundaries)}", "Give all of them by index, or all by name")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipesvc.coordinator.limits import BEAT_TIMEOUT_S, CONCLUDE_BOUND_S, DATA_GRACE_S, SAVE_IDLE_S
+from pipesvc.coordinator.limits import BEAT_TIMEOUT_S, CONCLUDE_BOUND_S, DATA_GRACE_S, MERGE_BOUND_S, SAVE_IDLE_S
 from pipesvc.coordinator.reach import Unreached
 from pipesvc.coordinator.run_record import Phase, RunRecord
 from pipesvc.core.plan import Plan
@@ -131,8 +131,9 @@ def _awaited_saving(record: RunRecord) -> Iterator[run_pb2.Awaited]:
     assert record.plan is not None
     for save in record.saves.values():
         if save.is_merging:
-            whom = "coordinator"
-            yield _line(record, "the weights in one file", whom, _fails(ErrorCode.TIMED_OUT))
+            until = record.cancel_deadline_s or save.moved_s + MERGE_BOUND_S
+            then = _fails(ErrorCode.TIMED_OUT)
+            yield bounded("the weights in one file on its disk", "coordinator", save.moved_s, until, then)
             continue
         for stage in record.plan.stages:
             if stage.index not in save.whole:

@@ -8,7 +8,7 @@ is a link like any other, so that credit and order have one implementation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
@@ -18,7 +18,7 @@ from pipesvc.net.link_sender import LinkSender, OutgoingTensor
 from pipesvc.net.link_service import LinkService
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
 from pipesvc.wire.frames import FrameHeader
-from pipesvc.wire.links import CLIENT, FEEDER, Link, endpoint_name
+from pipesvc.wire.links import CLIENT, Link, endpoint_name
 from pipesvc.wire.segments import Segment, SegmentMap, SegmentPool
 
 # Below this a tensor is cheaper to copy through the socket than to map; the child has the same limit for its side.
@@ -133,11 +133,14 @@ class Exchange:
         self._on_client_lost = on_client_lost
         self._has_client_ended = False
         self._children: dict[types_pb2.Role, ChildExchange] = {}
+        self._consumers: dict[int, ChildExchange] = {}
         self._senders: dict[Link, LinkSender] = {}
         service.open_run(run_id, term=term, token=token, window_parcels=window_parcels, sink=self, on_lost=self._lost)
 
-    def add(self, role: types_pb2.Role, child: Recipient) -> None:
-        self._children[role] = ChildExchange(child)
+    def add(self, role: types_pb2.Role, child: Recipient, endpoints: Collection[int]) -> None:
+        """`endpoints` are the ends of links that this child is."""
+        self._children[role] = exchange = ChildExchange(child)
+        self._consumers |= dict.fromkeys(endpoints, exchange)
 
     def allocate(self, link: Link, header: FrameHeader) -> memoryview:
         return self._consumer(link).allocate(link, header)
@@ -201,14 +204,13 @@ class Exchange:
             child.close()
 
     def _consumer(self, link: Link) -> ChildExchange:
-        # A run has executors or, before there is one, profilers.
-        roles = (
-            (types_pb2.ROLE_FEEDER,) if link.consumer == FEEDER else (types_pb2.ROLE_EXECUTOR, types_pb2.ROLE_PROFILER)
-        )
-        child = next((self._children[role] for role in roles if role in self._children), None)
+        child = self._consumers.get(link.consumer)
         if child is None:
-            text = f"a parcel of {link} came to a worker without a child for it"
-            raise PipesvcError(ErrorCode.LINK_LOST, text, where=Where(run_id=self._run_id))
+            # Two workers with one address, such as loopback of their own hosts, are taken for each other.
+            what = f"stage {link.consumer}" if link.consumer >= 0 else endpoint_name(link.consumer)
+            text = f"a parcel of {link} came to a worker that has no {what}"
+            advice = "The address of the worker that has it is another's: start that one with --advertise HOST:PORT"
+            raise PipesvcError(ErrorCode.LINK_LOST, text, advice=advice, where=Where(run_id=self._run_id))
         return child
 
     def _sender(self, link: Link) -> LinkSender:

@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
+from pipesvc.core.plan import Plan
 from pipesvc.errors import ErrorCode, ErrorDetails, PipesvcError, Where
 from pipesvc.net import reports
 from pipesvc.net.link_service import LinkService
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
+from pipesvc.wire.links import FEEDER
 from pipesvc.worker.bundles import unpack
 from pipesvc.worker.children import Child, ChildExit
 from pipesvc.worker.exchange import Exchange
@@ -221,7 +223,7 @@ class WorkerRun:
         path.write_bytes(own.SerializeToString())
         child = Child(_Listener(self, role), self._nursery, _environment(assignment.num_threads, self._dir))
         self._children[role] = child
-        self._exchange.add(role, child)
+        self._exchange.add(role, child, _endpoints(assignment))
         child.send(local_pb2.ToChild(assignment_path=str(path)))
 
     def _link_failed(self, error: PipesvcError) -> None:
@@ -255,6 +257,20 @@ def _advice(exit: ChildExit) -> str:
     if exit.returncode is not None and exit.returncode < 0:
         return "Something on the worker's host, or the job's own code, sent this signal; see the last words"
     return "See the last words, and `pipesvc logs` of the run"
+
+
+def _endpoints(assignment: local_pb2.Assignment) -> frozenset[int]:
+    """The ends of links that this child is."""
+    match assignment.role:
+        case types_pb2.ROLE_FEEDER:
+            return frozenset({FEEDER})
+        case types_pb2.ROLE_PROFILER:
+            return frozenset({assignment.endpoint})
+        case types_pb2.ROLE_EXECUTOR:
+            stages = Plan.from_json(assignment.plan_json).stages_of(assignment.worker)
+            return frozenset(stage.index for stage in stages)
+        case _:
+            return frozenset()
 
 
 def _environment(num_threads: int, temp_dir: Path) -> dict[str, str]:

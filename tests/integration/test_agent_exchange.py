@@ -55,7 +55,7 @@ class HalfAgent:
             on_failed=self.failures.append,
             on_client_lost=self.failures.append,
         )
-        self.exchange.add(EXECUTOR, self)
+        self.exchange.add(EXECUTOR, self, [["first", "second"].index(arguments[0])])
 
     def send(self, message: local_pb2.ToChild, descriptors: tuple[int, ...] = ()) -> None:
         self.end.send(message.SerializeToString(), descriptors)
@@ -117,3 +117,20 @@ async def test_f18_a_worker_that_is_not_at_its_address_is_named() -> None:
     (failure,) = agent.failures
     assert failure.code is ErrorCode.LINK_LOST
     assert "127.0.0.1:1" in failure.details.message
+
+
+@pytest.mark.asyncio
+async def test_f18_a_worker_that_answers_at_anothers_address_is_named() -> None:
+    """As where two hosts each say that they listen on their own loopback, on one port."""
+    agent = HalfAgent()
+    try:
+        await agent.open({0: agent.address, 1: agent.address}, ["first", "1"])
+        async with asyncio.timeout(30):
+            while not agent.failures:
+                await asyncio.sleep(0.02)
+    finally:
+        await agent.close()
+    failure = agent.failures[0]
+    assert failure.code is ErrorCode.LINK_LOST
+    assert "came to a worker that has no stage 1" in failure.details.message
+    assert "--advertise" in failure.details.advice
