@@ -183,6 +183,43 @@ def test_parameters_are_held_by_one_stage_and_named_as_in_the_plain_module() -> 
     assert all(torch.equal(value, plain[name]) for name, value in cluster.state().items())
 
 
+class Tied(nn.Module):
+    """Two layers with one weight; the last one is apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.c(torch.relu(self.b(torch.relu(self.a(x))))) + x
+        return result
+
+
+def test_what_is_tied_within_a_stage_has_both_names() -> None:
+    batches: list[Batch] = [([torch.ones(2, 5), torch.zeros(2, 5)], None, [2.0, 2.0])] * 3
+    setup = make_setup("unet", 2, build=Tied, loss=modules.mean_square, sample=torch.ones(2, 5), ends=(2, 3))
+    cluster = train_both(setup, batches)
+    names = list(cluster.stages[0].state_dict())
+    assert names == ["a.weight", "a.bias", "b.weight", "b.bias"]
+    assert list(cluster.stages[0].named_parameters()) == ["a.weight", "a.bias", "b.bias"]
+
+
+class Extra(modules.LateTable):
+    def get_extra_state(self) -> Any:
+        return torch.ones(1)
+
+    def set_extra_state(self, state: Any) -> None: ...
+
+
+def test_state_that_is_neither_parameter_nor_buffer_is_refused() -> None:
+    sample = (modules.sentences(4)[0][0][0]["ids"],)
+    setup = make_setup("language", 2, build=Extra, loss=modules.mean_square, sample=sample)
+    with pytest.raises(PipesvcError, match="'_extra_state' is neither a parameter nor a buffer") as caught:
+        Cluster(setup, has_labels=False)
+    assert caught.value.code is ErrorCode.INVALID_JOB
+
+
 def test_one_stage_runs_any_module_plainly() -> None:
     """Not recorded: values may decide what it does."""
     batches = modules.images(2)

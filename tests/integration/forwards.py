@@ -1,0 +1,46 @@
+"""Modules with forwards of their own that cannot be cut, or not yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+VOCABULARY, WIDTH = 7, 4
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.words(ids)
+        for block in self.blocks:
+            h = block(h).relu()
+        out: Tensor = self.head(h)
+        return out
+
+
+class Tied(Plain):
+    def forward(self, ids: Tensor) -> Tensor:
+        return linear(self.blocks[1](self.blocks[0](self.words(ids))), self.words.weight)
+
+
+class Checkpointed(Plain):
+    def forward(self, ids: Tensor) -> Tensor:
+        h = checkpoint(lambda x: self.blocks[1](self.blocks[0](x)), self.words(ids), use_reentrant=False)
+        out: Tensor = self.head(h)
+        return out
+
+
+def words() -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(16):
+        word = torch.randint(VOCABULARY, (), generator=generator)
+        yield word, word

@@ -1,0 +1,77 @@
+"""What is refused at submit of a model that is no list of layers, through real processes, with the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import pipesvc
+from pipesvc.errors import ErrorCode, PipesvcError
+from tests.integration import forwards
+
+
+def make_job(model: Callable[[], Any] = forwards.Plain, **changes: Any) -> pipesvc.Job:
+    options: dict[str, Any] = {
+        "model": model,
+        "loss": cross_entropy,
+        "optimizer": pipesvc.Optimizer(torch.optim.SGD, lr=0.1),
+        "data": pipesvc.DataSource(forwards.words, batch_size=8),
+        "strategy": pipesvc.Strategy(micro_batches=4, num_stages=2),
+    }
+    return pipesvc.Job(**(options | changes))
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "message", "advice"),
+    [
+        (
+            make_job(forwards.Tied),
+            ErrorCode.INVALID_PLAN,
+            "the parameter 'words.weight' is used by stages 0 and 1",
+            "Put its uses into one stage",
+        ),
+        (
+            make_job(forwards.Checkpointed, strategy=pipesvc.Strategy(boundaries=("blocks.1",), micro_batches=4)),
+            ErrorCode.INVALID_PLAN,
+            "units 'blocks.0' and 'blocks.1' cannot lie on stages 0 and 1: a checkpointed function calls both",
+            "Cut where that function begins",
+        ),
+        (
+            make_job(strategy=pipesvc.Strategy(boundaries=("blocks",), micro_batches=4)),
+            ErrorCode.INVALID_PLAN,
+            "cut 'blocks' is a ModuleList, which is never called",
+            "'blocks.0'",
+        ),
+        (
+            make_job(data=pipesvc.StreamSource(list(forwards.words()), batch_size=8)),
+            ErrorCode.INVALID_JOB,
+            "that of a stream is not known at submit",
+            "Use a DataSource",
+        ),
+        (
+            make_job(strategy=pipesvc.Strategy(boundaries="auto", micro_batches=4)),
+            ErrorCode.INVALID_JOB,
+            "the model (Plain) is no list of layers",
+            "give boundaries= or num_stages=",
+        ),
+    ],
+    ids=["tied", "checkpointed", "never called", "streamed", "auto"],
+)
+def test_what_cannot_be_cut_is_refused_at_submit(
+    cluster: pipesvc.Client, job: pipesvc.Job, code: ErrorCode, message: str, advice: str
+) -> None:
+    with pytest.raises(PipesvcError) as caught:
+        cluster.submit(job)
+    assert caught.value.code is code
+    assert message in caught.value.details.message
+    assert advice in caught.value.details.advice
+
+
+def test_a_profile_is_of_layers(cluster: pipesvc.Client) -> None:
+    with pytest.raises(PipesvcError, match=r"the model \(Plain\) is no list of layers") as caught:
+        cluster.profile(make_job())
+    assert caught.value.code is ErrorCode.INVALID_JOB
