@@ -17,8 +17,8 @@ result that travels in no time, may be seen at that same moment or at the reader
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 from operator import add
@@ -26,7 +26,7 @@ from typing import Final
 
 from pipesvc.core.costs import LinkCost
 from pipesvc.core.stage_costs import StageCost
-from pipesvc.core.step_graph import ABSENT, LinkOf, StepGraph, build
+from pipesvc.core.step_graph import LinkOf, StepGraph, build
 from pipesvc.core.step_lists import StepLists, step_lists
 from pipesvc.core.timeline import Simulation
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -77,12 +77,16 @@ def play(
         look_aheads=[lists.look_aheads[worker] for worker in workers],
         limits=[lists.bounds.get(stage, num_actions) for stage in range(num_stages)],
         pending=_numbered(list(map(len, own))),
+        num_ready=_num_ready(graph, len(workers)),
         free_s=[0.0] * len(workers),
         live=[0] * num_stages,
         peaks=[0] * num_stages,
         arrival_s=[0.0] * num_actions,
         start_s=[0.0] * num_actions,
         link_free_s=[0.0] * len(graph.links),
+        able=deque(range(len(workers))),
+        is_able=[True] * len(workers),
+        wakes_s=[_NOT_QUEUED] * len(workers),
     )
     step.run()
     stuck = [str(graph.actions[pending[-1]]) for pending in step.pending if pending]
@@ -116,6 +120,14 @@ def _numbered(lengths: Sequence[int]) -> list[list[int]]:
     return groups
 
 
+def _num_ready(graph: StepGraph, num_workers: int) -> list[int]:
+    """Of each worker, the actions that wait for no other."""
+    counts = [0] * num_workers
+    for worker, missing, awaited in zip(graph.worker, graph.missing, graph.awaited, strict=True):
+        counts[worker] += not (missing or awaited)
+    return counts
+
+
 @dataclass(slots=True, kw_only=True)
 class _Step:
     """The moving parts; lists are by worker, stage, action or link."""
@@ -124,25 +136,23 @@ class _Step:
     look_aheads: Sequence[int]
     limits: Sequence[int]
     pending: list[list[int]]  # of each worker, the head of its list last, where it is cheap to take
+    num_ready: list[int]  # of each worker, the pending actions that wait for nothing but a moment, or for room
     free_s: list[float]  # the end of what each worker did last
     live: list[int]
     peaks: list[int]
     arrival_s: list[float]  # of the latest parcel for an action, among those that are known
     start_s: list[float]
     link_free_s: list[float]
+    # Workers for which something has become known; first come, first served, as more has by the time of their turn.
+    able: deque[int]
+    is_able: list[bool]
+    wakes_s: list[float]  # of each worker, its moment in the queue that counts
+    moments: list[tuple[float, int]] = field(default_factory=list)
 
-    def run(self) -> None:
-        """Plays to the end, or until all wait for each other."""
-        graph, pending, free_s, start_s, arrival_s = self.graph, self.pending, self.free_s, self.start_s, self.arrival_s
-        stage_of, worker_of, duration_s, live_change = graph.stage, graph.worker, graph.duration_s, graph.live_change
-        successor, after, sends, link_free_s = graph.successor, graph.after, graph.sends, self.link_free_s
-        missing, awaited, live, peaks, limits = graph.missing, graph.awaited, self.live, self.peaks, self.limits
-        # Workers for which something has become known; first come, first served, as more has by the time of their turn.
-        able = deque(range(len(pending)))
-        is_able = [True] * len(pending)
-        moments: list[tuple[float, int]] = []
-        wakes_s = [_NOT_QUEUED] * len(pending)  # of each worker, its moment in the queue that counts
-        known_s = 0.0  # whatever arrives up to this moment is known
+    def _turns(self) -> Iterator[tuple[int, float]]:
+        """Workers that may have something to run, and the moment up to which whatever arrives is known."""
+        able, is_able, moments, wakes_s = self.able, self.is_able, self.moments, self.wakes_s
+        known_s = 0.0
         while able or moments:
             if able:
                 worker = able.popleft()
@@ -152,6 +162,16 @@ class _Step:
                 if wakes_s[worker] != known_s:
                     continue
             wakes_s[worker] = _NOT_QUEUED
+            yield worker, known_s
+
+    def run(self) -> None:
+        """Plays to the end, or until all wait for each other."""
+        graph, pending, free_s, start_s, arrival_s = self.graph, self.pending, self.free_s, self.start_s, self.arrival_s
+        stage_of, worker_of, duration_s, live_change = graph.stage, graph.worker, graph.duration_s, graph.live_change
+        after, sends, link_free_s, num_ready = graph.after, graph.sends, self.link_free_s, self.num_ready
+        missing, awaited, live, peaks, limits = graph.missing, graph.awaited, self.live, self.peaks, self.limits
+        able, is_able, moments, wakes_s = self.able, self.is_able, self.moments, self.wakes_s
+        for worker, known_s in self._turns():
             own, now = pending[worker], free_s[worker]
             while own:
                 index = own[-1]
@@ -162,6 +182,8 @@ class _Step:
                     and (live_change[index] <= 0 or live[stage] < limits[stage])
                 ):
                     own.pop()
+                elif not num_ready[worker]:
+                    break
                 else:
                     position, able_s, is_certain = self._look(worker, now)
                     if not is_certain and able_s > known_s:
@@ -171,25 +193,29 @@ class _Step:
                         break
                     index, now = own.pop(position), able_s
                     stage = stage_of[index]
+                num_ready[worker] -= 1
                 start_s[index] = now
                 now += duration_s[index]
                 live[stage] += live_change[index]
                 if live[stage] > peaks[stage]:
                     peaks[stage] = live[stage]
-                if successor[index] != ABSENT:
-                    missing[successor[index]] -= 1
                 for other in after[index]:
                     missing[other] -= 1
-                for other, (link, transfer_s, latency_s) in sends[index]:
+                    if not (missing[other] or awaited[other]):
+                        num_ready[worker] += 1
+                for other, link, transfer_s, latency_s in sends[index]:
                     sent_s = link_free_s[link]
                     sent_s = (sent_s if sent_s > now else now) + transfer_s
                     link_free_s[link] = sent_s
                     if sent_s + latency_s > arrival_s[other]:
                         arrival_s[other] = sent_s + latency_s
                     awaited[other] -= 1
-                    if not (awaited[other] or missing[other] or is_able[worker_of[other]]):
-                        is_able[worker_of[other]] = True
-                        able.append(worker_of[other])
+                    if not (awaited[other] or missing[other]):
+                        reader = worker_of[other]
+                        num_ready[reader] += 1
+                        if not is_able[reader]:
+                            is_able[reader] = True
+                            able.append(reader)
             free_s[worker] = now
 
     def _look(self, worker: int, now: float) -> tuple[int, float, bool]:

@@ -32,6 +32,10 @@ ABSENT: Final = -1
 LinkOf: TypeAlias = Callable[[str, str], LinkCost]  # sender, receiver
 
 
+# Who waits for the parcel, and the fields of its `Route`: one plain tuple, which the simulator unpacks for each parcel.
+Send: TypeAlias = tuple[int, int, float, float]
+
+
 class Route(NamedTuple):
     """How parcels of one kind get from a stage to a stage on another worker."""
 
@@ -51,9 +55,8 @@ class StepGraph:
     live_change: list[int] = field(init=False)
     missing: list[int] = field(init=False)  # actions of its worker that must be taken before this one
     awaited: list[int] = field(init=False)  # parcels that must have come
-    successor: list[int] = field(init=False)  # the next of its kind and stage, in whose `missing` it is counted
-    after: list[tuple[int, ...]] = field(init=False)  # the others in whose `missing` it is counted
-    sends: list[tuple[tuple[int, Route], ...]] = field(init=False)  # those in whose `awaited` it is
+    after: list[tuple[int, ...]] = field(init=False)  # those in whose `missing` it is counted
+    sends: list[tuple[Send, ...]] = field(init=False)  # to those in whose `awaited` it is
     links: list[tuple[str, str]] = field(default_factory=list)  # sender and receiver
     link_bytes: list[int] = field(default_factory=list)  # per link, in one step
     busy_s: list[float] = field(default_factory=list)  # per stage
@@ -62,15 +65,7 @@ class StepGraph:
         num_actions = len(self.actions)
         self.stage, self.worker, self.live_change = [0] * num_actions, [0] * num_actions, [0] * num_actions
         self.duration_s, self.missing, self.awaited = [0.0] * num_actions, [0] * num_actions, [0] * num_actions
-        self.successor = [ABSENT] * num_actions
         self.after, self.sends = [()] * num_actions, [()] * num_actions
-
-    def succeed(self, indices: Sequence[int]) -> None:
-        """Each of these waits until the one before it has been taken."""
-        successor, missing = self.successor, self.missing
-        for before, index in pairwise(indices):
-            successor[before] = index
-            missing[index] += 1
 
     def wait_for_taken(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Of each pair, the second waits until the first has been taken from their list."""
@@ -84,12 +79,13 @@ class StepGraph:
     def wait_for_parcels(self, pairs: Iterable[tuple[int, int]], route: Route, num_bytes: int) -> None:
         """Of each pair, the second waits for what the first sends."""
         sends, awaited = self.sends, self.awaited
+        link, transfer_s, latency_s = route
         for before, index in pairs:
             if index != ABSENT:
                 awaited[index] += 1
                 if before != ABSENT:
-                    sends[before] += ((index, route),)
-                    self.link_bytes[route.link] += num_bytes
+                    sends[before] += ((index, link, transfer_s, latency_s),)
+                    self.link_bytes[link] += num_bytes
 
 
 def build(
@@ -169,7 +165,7 @@ class _Builder:
         indices = self.indices[stage, kind]
         for other in followed()[kind].always:
             if other is kind:
-                self.graph.succeed(indices)
+                self.graph.wait_for_taken(pairwise(indices))
             elif (stage, other) in self.indices:
                 self.graph.wait_for_taken(_nearest_earlier(self.indices[stage, other], indices))
         for other in followed()[kind].in_same_micro_batch:
