@@ -10,6 +10,7 @@ import pytest
 
 from pipesvc.net.link_service import LinkService
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
+from pipesvc.wire import links
 from pipesvc.wire.frames import FrameHeader
 from pipesvc.wire.links import Link
 from pipesvc.worker.children import ChildExit
@@ -74,7 +75,7 @@ def world(tmp_path: Path) -> World:
 
 
 def test_f17_client_that_is_gone_fails_the_run_by_name(world: World) -> None:
-    world.sink.add(FEEDER, Recipient())
+    world.sink.add(FEEDER, Recipient(), [links.FEEDER])
     world.deliver(num_values=1)
     world.on_lost(STREAM, 3661.0)
     (failure,) = world.upstream.failures
@@ -86,7 +87,7 @@ def test_f17_client_that_is_gone_fails_the_run_by_name(world: World) -> None:
 
 
 def test_client_that_has_sent_all_its_data_may_go(world: World) -> None:
-    world.sink.add(FEEDER, Recipient())
+    world.sink.add(FEEDER, Recipient(), [links.FEEDER])
     world.deliver(num_values=0)
     world.on_lost(STREAM, 0.0)
     assert world.upstream.failures == []
