@@ -112,7 +112,9 @@ def test_the_ways_of_a_plan_are_those_of_its_flow(way: tuple[str, str], is_neede
     probe = worker_pb2.PeerProbe(peer=found, problem="no answer")
     for _ in range(2):
         world.speak(prober, worker_pb2.AttachRequest(peers_probed=worker_pb2.PeersProbed(probes=[probe])))
-    world.submit()
+    job = make_job()
+    job.strategy.placement.update({"stage:0": "a", "stage:1": "b", "stage:2": "c"})
+    world.submit(job=job)
     inspected(world, flow_json=to_json(FLOW))
     assert world.state() == ("FAILED" if is_needed else "COMPLETED")
     assert world.run().error.code == ("LINK_LOST" if is_needed else "")

@@ -53,7 +53,7 @@ def port() -> Iterator[MemoryPort]:
 
 def inspected(port: MemoryPort, job: job_pb2.JobSpec) -> local_pb2.Inspected:
     inspector.run(port, local_pb2.Assignment(run_id="r", job=job, worker="a", host="h"))
-    (found,) = port.reported("inspected")
+    *_, found = port.reported("inspected")
     assert isinstance(found, local_pb2.Inspected)
     return found
 
