@@ -25,8 +25,8 @@ demo: $(STAMP)
 
 gates: format lint floors lengths protos types
 
-# Fast gates first. The type check and the unit tests wait for nothing, so each has a core of its own; tests of real
-# processes and of hosts wait most of the time, so they run beside each other.
+# Fast gates first. The type check and the pure tests share the cores; tests of real processes and of hosts wait most
+# of the time, so they run beside each other.
 test: format lint floors lengths protos
 	@$(MAKE) --no-print-directory --jobs 2 types unit contract simulation
 	@$(MAKE) --no-print-directory --jobs 2 integration hosts
@@ -49,7 +49,11 @@ lengths: $(STAMP)
 protos: $(STAMP)
 	$(BIN)/python tools/protos.py --check
 
-unit contract simulation: $(STAMP)
+# The longest of the pure ones: two files at once, each with one thread of torch for a core.
+unit: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses 2 --dist loadfile tests/$@
+
+contract simulation: $(STAMP)
 	$(BIN)/pytest -q tests/$@
 
 # Real processes wait for each other most of the time, so two files run at once.

@@ -77,7 +77,7 @@ def run(python: Path, *arguments: str, folder: Path) -> str:
 
 
 def test_w06_the_readmes_first_job_needs_nothing_undeclared(python: Path, tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     (tmp_path / "first_job.py").write_text(code)
     printed = [line.split() for line in run(python, "first_job.py", folder=tmp_path).splitlines()]
     losses = [float(loss) for _, loss in printed]
