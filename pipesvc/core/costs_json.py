@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import asdict
+from typing import Any, TypeVar, get_args, get_origin
 
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
+from pipesvc.core.strict_json import read_fields
 from pipesvc.errors import ErrorCode, PipesvcError
 
 T = TypeVar("T", Costs, DeviceCost, LayerCost, LayerTimes, LinkCost)
@@ -42,7 +43,7 @@ def from_json(text: str) -> Costs:
         raw = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _malformed(f"is not JSON: {error}") from None
-    costs = _read(Costs, raw)
+    costs = read_fields(Costs, raw, _value, _malformed)
     for device in costs.devices:
         for name, values in asdict(device.times).items():
             if len(values) != len(costs.layers):
@@ -54,18 +55,6 @@ def from_json(text: str) -> Costs:
 def _raw_link(link: LinkCost) -> dict[str, float | None]:
     bandwidth = link.bytes_per_s
     return {"latency_s": link.latency_s, "bytes_per_s": None if math.isinf(bandwidth) else bandwidth}
-
-
-def _read(kind: type[T], raw: object) -> T:
-    """A value of this kind: all its fields are there, none more, each of its type."""
-    if not isinstance(raw, dict):
-        raise _malformed(f"has no object for a {kind.__name__}")
-    names = {item.name for item in fields(kind)}
-    if raw.keys() != names:
-        differing = ", ".join(sorted(str(name) for name in raw.keys() ^ names))
-        raise _malformed(f"differs from a {kind.__name__} in {differing}")
-    hints = get_type_hints(kind)
-    return kind(**{name: _value(hints[name], value, f"{name} of a {kind.__name__}") for name, value in raw.items()})
 
 
 def _value(hint: Any, raw: object, place: str) -> Any:
@@ -83,11 +72,14 @@ def _value(hint: Any, raw: object, place: str) -> Any:
         ):
             return float(raw)  # type: ignore[arg-type]
     if hint in (LayerTimes, LinkCost):
-        return _read(hint, raw)
+        return read_fields(hint, raw, _value, _malformed)
     if isinstance(raw, list):
         if get_origin(hint) is tuple:
             item = get_args(hint)[0]
-            return tuple(_value(float, each, place) if item is float else _read(item, each) for each in raw)
+            return tuple(
+                _value(float, each, place) if item is float else read_fields(item, each, _value, _malformed)
+                for each in raw
+            )
         if get_origin(hint) is Mapping:
             return dict(_link(each) for each in raw)
     raise _malformed(f"has a wrong value for {place}: {raw!r}")
@@ -99,7 +91,7 @@ def _link(raw: object) -> tuple[tuple[str, str], LinkCost]:
     rest = dict(raw)
     sender = _value(str, rest.pop("sender"), "the sender of a link")
     receiver = _value(str, rest.pop("receiver"), "the receiver of a link")
-    return (sender, receiver), _read(LinkCost, rest)
+    return (sender, receiver), read_fields(LinkCost, rest, _value, _malformed)
 
 
 def _malformed(what: str) -> PipesvcError:

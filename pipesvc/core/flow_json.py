@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
-from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import asdict
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 from pipesvc.core.flow import Flow, Joined, Value
 from pipesvc.core.layer_info import LayerInfo
+from pipesvc.core.strict_json import read_fields
 from pipesvc.errors import ErrorCode, PipesvcError
 
 T = TypeVar("T", Flow, LayerInfo, Value, Joined)
@@ -32,30 +33,18 @@ def from_json(text: str) -> Flow:
         raw = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _malformed(f"is not JSON: {error}") from None
-    flow = _read(Flow, raw)
+    flow = read_fields(Flow, raw, _value, _malformed)
     for place, position in _positions(flow):
         if not -1 <= position < len(flow.units):
             raise _malformed(f"names unit {position} of {len(flow.units)} in {place}")
     return flow
 
 
-def _read(kind: type[T], raw: object) -> T:
-    """A value of this kind: all its fields are there, none more, each of its type."""
-    if not isinstance(raw, dict):
-        raise _malformed(f"has no object for a {kind.__name__}")
-    names = {item.name for item in fields(kind)}
-    if raw.keys() != names:
-        differing = ", ".join(sorted(str(name) for name in raw.keys() ^ names))
-        raise _malformed(f"differs from a {kind.__name__} in {differing}")
-    hints = get_type_hints(kind)
-    return kind(**{name: _value(hints[name], value, f"{name} of a {kind.__name__}") for name, value in raw.items()})
-
-
 def _value(hint: Any, raw: object, place: str) -> Any:
     if hint in (int, str, bool) and type(raw) is hint:
         return raw
     if hint in (LayerInfo, Value, Joined):
-        return _read(hint, raw)
+        return read_fields(hint, raw, _value, _malformed)
     if get_origin(hint) is tuple and isinstance(raw, list):
         return tuple(_value(get_args(hint)[0], each, place) for each in raw)
     if get_origin(hint) is Mapping and isinstance(raw, dict):

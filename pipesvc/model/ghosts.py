@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ _NOT_USER_CODE: Final = (os.path.dirname(torch.__file__) + os.sep, os.path.dirna
 _STDLIB: Final = os.path.dirname(os.__file__) + os.sep
 _ADVICE: Final = (
     "Each worker holds the values of its own layers only: compute this from sizes and constants, do it inside forward, "
-    "or run the model as one stage (is_pipelined off)."
+    "or run the model as one stage (pipeline=False)."
 )
 
 
@@ -55,6 +56,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(each)
     elif isinstance(value, dict):
         yield from tensors_in(list(value.values()))
+
+
+def is_about_ghosts(error: BaseException) -> bool:
+    """Whether torch raised it because a ghost has no values. It says so by NotImplementedError, which is a
+    RuntimeError, where an operator has no answer on meta, else in words."""
+    return isinstance(error, NotImplementedError) or re.search(r"\bmeta\b", str(error), re.IGNORECASE) is not None
 
 
 def ghost_of(parameter: nn.Parameter) -> nn.Parameter:

@@ -12,7 +12,6 @@ code that asks `weight.device` would go on to build its own tensors there.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipesvc.errors import PipesvcError
-from pipesvc.model.ghosts import CPU, META, is_ghost, shape_of, tensors_in, unreadable
+from pipesvc.model.ghosts import CPU, META, is_about_ghosts, is_ghost, shape_of, tensors_in, unreadable
 from pipesvc.model.scratch import Draw, advance, block_elements, undrawable
 
 LARGE_BYTES: Final = 1 << 20
@@ -214,7 +213,7 @@ def _on_shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Real operands first become ghosts; a boolean index must stay real, its count of elements is a shape.
         return func(*_ghostly(args), **_ghostly(kwargs))
     except RuntimeError as error:
-        if not _is_about_ghosts(error):
+        if not is_about_ghosts(error):
             raise
     try:
         return func(*args, **kwargs)
@@ -230,11 +229,6 @@ def _ghostly(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _ghostly(each) for key, each in value.items()}
     return value
-
-
-def _is_about_ghosts(error: BaseException) -> bool:
-    """torch raises NotImplementedError, which is a RuntimeError, for an operator that has no answer on meta."""
-    return isinstance(error, NotImplementedError) or re.search(r"\bmeta\b", str(error), re.IGNORECASE) is not None
 
 
 _tensor_class: Any = torch.Tensor  # its properties are annotated as their values
@@ -266,6 +260,6 @@ class Faces(TorchFunctionMode):
         except PipesvcError:
             raise
         except (RuntimeError, TypeError) as error:
-            if _is_about_ghosts(error) and any(is_ghost(each) for each in tensors_in((args, kwargs))):
+            if is_about_ghosts(error) and any(is_ghost(each) for each in tensors_in((args, kwargs))):
                 raise unreadable(f"`{getattr(func, '__name__', str(func))}`") from error
             raise

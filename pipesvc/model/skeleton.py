@@ -100,7 +100,7 @@ def _exact() -> Any:
         raise PipesvcError(
             ErrorCode.BUILD_FAILED,
             f"torch {torch.__version__} cannot build a part of a model exactly ({type(error).__name__}: {error})",
-            advice="Use a torch that pipesvc is tested with, or run the model as one stage (is_pipelined off).",
+            advice="Use a torch that pipesvc is tested with, or run the model as one stage (pipeline=False).",
         ) from error
     return exact
 

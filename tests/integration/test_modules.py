@@ -124,7 +124,7 @@ def test_control_flow_on_values_is_refused_at_submit_with_its_line(cluster: pipe
     assert error.code is ErrorCode.INVALID_JOB
     assert "module_jobs.py" in error.details.message
     assert "`if x.sum() > 0:`" in error.details.message
-    assert "is_pipelined off" in error.details.advice
+    assert "pipeline=False" in error.details.advice
 
 
 def test_a_cut_that_does_not_exist_is_refused_with_the_nearest_names(cluster: pipesvc.Client) -> None:

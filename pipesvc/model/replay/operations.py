@@ -70,11 +70,6 @@ def on_shapes_with_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return func(*args, **kwargs)
 
 
-def is_about_values(error: Exception) -> bool:
-    """Whether torch raised it because a tensor on meta has none."""
-    return isinstance(error, NotImplementedError) or "meta" in str(error).lower()
-
-
 def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A tensor on meta stays there, wherever user code moves it."""
     if func is Tensor.to:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.core.flow import Flow
-from pipesvc.model.ghosts import META, shape_of, user_line
+from pipesvc.model.ghosts import META, is_about_ghosts, shape_of, user_line
 from pipesvc.model.layer_infos import layer_info
 from pipesvc.model.marks import mark_of, open_guard
 from pipesvc.model.modes import Operators
@@ -22,7 +22,6 @@ from pipesvc.model.replay.operations import (
     DEVICE_QUESTIONS,
     FORMAT,
     bounds_of,
-    is_about_values,
     on_shapes,
     on_shapes_with_values,
     operands_of,
@@ -142,7 +141,7 @@ class Recording(Program):
         try:
             outputs = on_shapes(func, args, kwargs)
         except (RuntimeError, TypeError) as error:
-            if not is_about_values(error):
+            if not is_about_ghosts(error):
                 raise
             outputs = self._with_values(func, *given, operands, error)
         for tensor, copy, old in zip(operands, shaped, before, strict=True):

@@ -8,7 +8,7 @@ from typing import Final
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model.ghosts import UnreadableError, is_user_file
 
-OTHERWISE: Final = "or run the model as one stage (is_pipelined off)"
+OTHERWISE: Final = "or run the model as one stage (pipeline=False)"
 
 
 # Why units must stay together, with the way out.

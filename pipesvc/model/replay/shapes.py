@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.errors import PipesvcError
-from pipesvc.model.ghosts import META, UnreadableError, shape_of
+from pipesvc.model.ghosts import META, UnreadableError, is_about_ghosts, shape_of
 from pipesvc.model.modes import Faces, Operators
 from pipesvc.model.replay import nest
-from pipesvc.model.replay.operations import is_about_values, versions
+from pipesvc.model.replay.operations import versions
 from pipesvc.model.replay.refusals import value_read_inside
 
 Forward = Callable[..., Any]
@@ -75,7 +75,7 @@ def run_on_shapes(name: str, unit: nn.Module, forward: Forward, args: Any, kwarg
     except UnreadableError as error:
         raise value_read_inside(name, error) from first
     except Exception as error:
-        if is_about_values(error):
+        if is_about_ghosts(error):
             raise value_read_inside(name, error) from first
         raise error from None
 

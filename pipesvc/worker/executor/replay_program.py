@@ -95,7 +95,7 @@ def _refuse_unknown_state(model: nn.Module) -> None:
             ErrorCode.INVALID_JOB,
             f"the state {unknown[0]!r} is neither a parameter nor a buffer, so no stage holds it",
             advice="Register it as a buffer, leave it out of get_extra_state(), or run the model as one stage "
-            "(is_pipelined off)",
+            "(pipeline=False)",
         )
 
 

@@ -28,7 +28,7 @@ def test_the_value_of_an_activation_is_refused_with_its_line() -> None:
     assert "`.item()`" in text
     assert line_of(forward, 2) in text
     assert "unit 'a'" in text
-    assert "is_pipelined off" in text
+    assert "pipeline=False" in text
 
 
 @pytest.mark.parametrize(
