@@ -8,14 +8,14 @@ reach each other; so it is said once, here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pipesvc.core.flow import Flow, gradient_transfers, transfers
 from pipesvc.core.plan import Plan
+from pipesvc.core.ties import Names, Pair, gradient_chain
 
 Stages = tuple[int, ...]
-Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +27,8 @@ class Edges:
     backwards: tuple[Pair, ...]  # sender and receiver of gradients
     input_readers: Stages  # the stages to which the feeder sends inputs
     label_readers: Stages
+    # (owner, holder) -> tied parameters whose new value goes that way once a step (`core.ties`)
+    weights: Mapping[Pair, Names] = field(default_factory=dict)
     clips: bool  # every stage sends its norms to stage 0, which answers every stage
 
     def activations(self, stage: int) -> Stages:
@@ -45,11 +47,19 @@ class Edges:
         """The stages to which this one sends gradients."""
         return _seconds(self.backwards, stage)
 
+    def weight_owners(self, stage: int) -> Stages:
+        """The stages whose new values this one needs for its update."""
+        return _firsts(tuple(self.weights), stage)
+
+    def weight_holders(self, stage: int) -> Stages:
+        """The stages to which this one sends new values."""
+        return _seconds(tuple(self.weights), stage)
+
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """(sender, receiver) of everything that goes from a stage to another one, each once."""
         norms = [pair for stage in range(1, self.num_stages) for pair in ((stage, 0), (0, stage))]
-        return tuple(dict.fromkeys([*self.forwards, *self.backwards, *(norms if self.clips else ())]))
+        return tuple(dict.fromkeys([*self.forwards, *self.backwards, *self.weights, *(norms if self.clips else ())]))
 
 
 def make_edges(
@@ -76,7 +86,11 @@ def make_edges(
 
 
 def edges_of(plan: Plan, *, has_labels: bool, clips: bool) -> Edges:
-    return make_edges(plan.num_stages, flow=plan.flow, ends=plan.ends, has_labels=has_labels, clips=clips)
+    """Updates wait for one another in ascending order of stages, which is that of each worker's list, or are passed
+    over by what others wait for; so the dry run of a plan stays as it is here, too."""
+    edges = make_edges(plan.num_stages, flow=plan.flow, ends=plan.ends, has_labels=has_labels, clips=clips)
+    backwards = tuple(dict.fromkeys([*edges.backwards, *gradient_chain(plan.ties)]))
+    return replace(edges, backwards=backwards, weights=plan.weight_transfers)
 
 
 def _firsts(pairs: Sequence[Pair], second: int) -> Stages:

@@ -13,14 +13,17 @@ position -1, which lies on stage 0. `ends` are the positions at which stages end
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import Final
 
-from pipesvc.core.layer_info import LayerInfo
+from pipesvc.core.layer_info import LayerInfo, SharedParameter
 from pipesvc.errors import ErrorCode, PipesvcError
 
 Keys = tuple[str, ...]
+
+PARAMETER: Final = "parameter:"  # before the name of a shared parameter, where its gradient is named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +58,7 @@ class Flow:
     input_users: Mapping[str, tuple[int, ...]]  # path of a tensor of the inputs -> positions that read it
     parameters: Mapping[str, tuple[int, ...]]  # name -> positions that use it; none: held, and never used
     buffers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shared: tuple[SharedParameter, ...] = ()  # those of `parameters` that are used at several positions
     joined: tuple[Joined, ...] = ()
     random_modules: tuple[str, ...] = ()  # paths of the modules in whose call random numbers were drawn
     random_operations: tuple[str, ...] = ()  # "CALL.OPERATION" of those drawn between units
@@ -91,12 +95,13 @@ def transfers(flow: Flow, ends: Sequence[int]) -> dict[tuple[int, int], Keys]:
 
 
 def gradient_transfers(flow: Flow, ends: Sequence[int]) -> dict[tuple[int, int], Keys]:
-    """(sender stage, receiver stage) -> keys of the values whose gradient goes that way.
+    """(sender stage, receiver stage) -> keys of the values and shared parameters whose gradient goes that way.
 
     Floating-point addition is not associative, and one process adds the gradients of all uses of a tensor one after
     the other, the latest use first. Sums that are made per stage and then added would have other bits as soon as a
     stage uses the tensor twice. So a gradient goes from the last user to the user before it, which adds its own uses
-    to it, and so on down to the maker: as many messages as consumers, and the order of one process.
+    to it, and so on down to the maker: as many messages as consumers, and the order of one process. A parameter has
+    no maker, and its gradient ends at the first user.
     """
     check_ends(flow, ends)
     differentiable = {value.key for value in flow.values if value.is_differentiable}
@@ -106,7 +111,9 @@ def gradient_transfers(flow: Flow, ends: Sequence[int]) -> dict[tuple[int, int],
         if key in differentiable
         for earlier, later in pairwise([producer, *consumers])
     )
-    return _grouped(edges)
+    users, trained = shared_parameters(flow, ends), [each.name for each in flow.shared if each.is_trained]
+    tied = ((later, earlier, PARAMETER + name) for name in trained for earlier, later in pairwise(users.get(name, ())))
+    return _grouped(chain(edges, tied))
 
 
 def inputs_of(flow: Flow, ends: Sequence[int], stage: int) -> tuple[str, ...]:
@@ -118,14 +125,19 @@ def inputs_of(flow: Flow, ends: Sequence[int], stage: int) -> tuple[str, ...]:
 def parameters_of(flow: Flow, ends: Sequence[int], stage: int) -> tuple[str, ...]:
     """The names of the parameters and buffers that this stage holds; one that nobody uses lies on stage 0."""
     check_ends(flow, ends)
-    named = [*flow.parameters.items(), *flow.buffers.items()]
-    return tuple(name for name, users in named if stage in (_stages(ends, users) or (0,)))
+    return tuple(name for name, stages in _holders(flow, ends) if stage in stages)
+
+
+def owned_by(flow: Flow, ends: Sequence[int], stage: int) -> tuple[str, ...]:
+    """Those of them that this stage updates and saves: each belongs to the first stage that holds it."""
+    check_ends(flow, ends)
+    return tuple(name for name, stages in _holders(flow, ends) if stage == stages[0])
 
 
 def shared_parameters(flow: Flow, ends: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Parameter -> the stages that use it, ascending, where they are several (tied, or a unit called again).
 
-    Its gradient goes from the last of them down to the first, as in `gradient_transfers`, for each micro-batch.
+    Its gradient goes from the last of them down to the first (`gradient_transfers`) for each micro-batch.
     """
     check_ends(flow, ends)
     used = {name: _stages(ends, users) for name, users in flow.parameters.items()}
@@ -157,6 +169,11 @@ def _without_sizes(value: Value) -> tuple[int, tuple[int, ...], str, bool]:
     return value.producer, value.users, value.dtype, value.is_differentiable
 
 
+def _holders(flow: Flow, ends: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:
+    named = [*flow.parameters.items(), *flow.buffers.items()]
+    return [(name, _stages(ends, users) or (0,)) for name, users in named]
+
+
 def _stages(ends: Sequence[int], positions: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({stage_of(ends, position) for position in positions}))
 
@@ -170,7 +187,7 @@ def _hops(flow: Flow, ends: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...
             yield producer, consumers, value.key
 
 
-def _grouped(edges: Iterator[tuple[int, int, str]]) -> dict[tuple[int, int], Keys]:
+def _grouped(edges: Iterable[tuple[int, int, str]]) -> dict[tuple[int, int], Keys]:
     found: dict[tuple[int, int], list[str]] = {}
     for source, target, key in edges:
         found.setdefault((source, target), []).append(key)

@@ -13,11 +13,11 @@ from dataclasses import asdict
 from typing import Any, Final, TypeVar, get_args, get_origin
 
 from pipesvc.core.flow import Flow, Joined, Value
-from pipesvc.core.layer_info import LayerInfo
+from pipesvc.core.layer_info import LayerInfo, SharedParameter
 from pipesvc.core.strict_json import read_fields
 from pipesvc.errors import ErrorCode, PipesvcError
 
-T = TypeVar("T", Flow, LayerInfo, Value, Joined)
+T = TypeVar("T", Flow, LayerInfo, SharedParameter, Value, Joined)
 
 _MOST_SHOWN_CHARS: Final = 80
 
@@ -43,7 +43,7 @@ def from_json(text: str) -> Flow:
 def _value(hint: Any, raw: object, place: str) -> Any:
     if hint in (int, str, bool) and type(raw) is hint:
         return raw
-    if hint in (LayerInfo, Value, Joined):
+    if hint in (LayerInfo, SharedParameter, Value, Joined):
         return read_fields(hint, raw, _value, _malformed)
     if get_origin(hint) is tuple and isinstance(raw, list):
         return tuple(_value(get_args(hint)[0], each, place) for each in raw)

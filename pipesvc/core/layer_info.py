@@ -9,6 +9,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SharedParameter:
+    """A parameter that has several users; who they are is told where this stands."""
+
+    name: str  # its first in the unsplit model
+    num_bytes: int
+    is_trained: bool  # its gradient is wanted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerInfo:
     """One layer as the inspector found it."""
 
@@ -18,3 +27,4 @@ class LayerInfo:
     parameter_bytes: int = 0
     buffer_bytes: int = 0
     gradient_bytes: int = 0  # at least, in a step
+    shared: tuple[SharedParameter, ...] = ()  # those that another layer of a list holds, too

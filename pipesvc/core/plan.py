@@ -11,11 +11,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 
 from pipesvc.core import flow_json
 from pipesvc.core.flow import Flow
 from pipesvc.core.layer_info import LayerInfo
+from pipesvc.core.ties import Names, Pair, Tie, weight_transfers
 from pipesvc.errors import ErrorCode, PipesvcError
 
 __all__ = ["LayerInfo", "Plan", "StagePlan", "StrategySettings", "WorkerInfo"]
@@ -70,7 +71,7 @@ class StagePlan:
     first_layer: int
     end_layer: int  # one past the last
     layer_names: tuple[str, ...]
-    parameter_bytes: int = 0
+    parameter_bytes: int = 0  # with copies of what an earlier stage owns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +86,7 @@ class Plan:
     flow_json: str = ""  # of a module that is cut by replay (`flow_json.to_json`); its units are the layers
     feeder_worker: str
     threads: Mapping[str, int]  # worker -> threads of its executor
+    ties: tuple[Tie, ...] = ()  # parameters that several stages use
     warnings: tuple[str, ...] = ()
 
     @property
@@ -106,6 +108,11 @@ class Plan:
         """None: the model is a list of layers, or one stage that runs as a whole."""
         return _flow_of(self.flow_json) if self.flow_json else None
 
+    @property
+    def weight_transfers(self) -> dict[Pair, Names]:
+        """(owner, holder) -> the parameters whose new value goes that way once a step."""
+        return weight_transfers(self.ties, [(stage.worker, stage.device) for stage in self.stages])
+
     def stages_of(self, worker: str) -> tuple[StagePlan, ...]:
         return tuple(stage for stage in self.stages if stage.worker == worker)
 
@@ -122,6 +129,7 @@ class Plan:
             raise _malformed(f"is not JSON: {error}") from None
         values = _checked(cls, raw)
         values["stages"] = tuple(StagePlan(**_checked(StagePlan, stage)) for stage in values["stages"])
+        values["ties"] = tuple(Tie(**_checked(Tie, tie)) for tie in values["ties"])
         return cls(**values)
 
     @property
@@ -138,7 +146,11 @@ class Plan:
         return "\n".join(lines)
 
 
-T = TypeVar("T", Plan, StagePlan)
+T = TypeVar("T", Plan, StagePlan, Tie)
+
+
+# What the lists of a plan's JSON hold; an object where nothing is said.
+_ITEMS: Final[dict[Any, type]] = {tuple[str, ...]: str, tuple[int, ...]: int}
 
 
 @lru_cache(maxsize=4)  # asked again for every step, and a process has few plans
@@ -162,12 +174,12 @@ def _checked(kind: type[T], raw: object) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in raw.items():
         hint = hints[name]
-        if hint is int or hint is str:
+        if hint in (int, str, bool):
             is_right = type(value) is hint
         elif hint == Mapping[str, int]:
             is_right = isinstance(value, dict) and all(type(item) is int for item in value.values())
         else:
-            wanted = dict if hint == tuple[StagePlan, ...] else str
+            wanted = _ITEMS.get(hint, dict)
             is_right = isinstance(value, list) and all(type(item) is wanted for item in value)
         if not is_right:
             raise _malformed(f"has a wrong value for {name} of a {kind.__name__}: {value!r}")

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipesvc.core.checker import check
-from pipesvc.core.flow import Flow, check_ends, shared_parameters
+from pipesvc.core.flow import check_ends
+from pipesvc.core.flow_json import from_json as flow_of
 from pipesvc.core.memory import check_memory, device_memory
 from pipesvc.core.placement import MissingWorkers, place
 from pipesvc.core.plan import LayerInfo, Plan, StagePlan, StrategySettings, WorkerInfo
@@ -24,7 +25,7 @@ from pipesvc.core.schedules import (
 )
 from pipesvc.core.stage_costs import StageCost
 from pipesvc.core.stages import StageCut, cut
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.core.ties import Tie, copy_bytes, copy_gradient_bytes, ties_of_flow, ties_of_layers
 
 __all__ = ["MissingWorkers", "dry_run", "make_plan"]
 
@@ -57,8 +58,9 @@ def make_plan(
     places = place(labels, placement, workers, allows_cpu_for_gpu=settings.allow_cpu_for_gpu, homes=shared)
     if isinstance(places, MissingWorkers):
         return places
+    ties = _ties(layers, flow_json, [stage.end_layer for stage in cuts])
     stages = tuple(
-        _stage_plan(index, stage, layers, places[stage.label].worker, places[stage.label].device)
+        _stage_plan(index, stage, layers, places[stage.label].worker, places[stage.label].device, ties)
         for index, stage in enumerate(cuts)
     )
     plan = Plan(
@@ -66,6 +68,7 @@ def make_plan(
         schedule=schedule_name(schedule),
         schedule_text=text,
         flow_json=flow_json,
+        ties=ties,
         micro_batches=settings.micro_batches,
         in_flight=settings.in_flight,
         feeder_worker=stages[0].worker,
@@ -73,9 +76,7 @@ def make_plan(
         warnings=_warnings(settings, len(stages)),
     )
     dry_run(plan)
-    _check_memory(stages, layers, workers)
-    if plan.flow is not None:
-        _check_flow(plan.flow, plan.ends)
+    _check_memory(plan, layers, workers)
     return plan
 
 
@@ -101,11 +102,11 @@ def dry_run(plan: Plan) -> dict[int, int]:
     return check(lists, num_stages=plan.num_stages, num_micro_batches=plan.micro_batches, bounds={}, clips=True)
 
 
-def _check_memory(stages: Sequence[StagePlan], layers: Sequence[LayerInfo], workers: Sequence[WorkerInfo]) -> None:
+def _check_memory(plan: Plan, layers: Sequence[LayerInfo], workers: Sequence[WorkerInfo]) -> None:
     """By the one rule of memory, with what is known of layers that nobody has measured."""
     known = {worker.name: worker for worker in workers}
     costs = []
-    for stage in stages:
+    for stage in plan.stages:
         held = layers[stage.first_layer : stage.end_layer]
         costs.append(
             StageCost(
@@ -115,24 +116,25 @@ def _check_memory(stages: Sequence[StagePlan], layers: Sequence[LayerInfo], work
                 forward_s=0.0,
                 backward_s=0.0,
                 weight_bytes=stage.parameter_bytes,
-                gradient_bytes=sum(layer.gradient_bytes for layer in held),
+                gradient_bytes=sum(layer.gradient_bytes for layer in held)
+                + copy_gradient_bytes(plan.ties, stage.index),
                 buffer_bytes=sum(layer.buffer_bytes for layer in held),
             )
         )
     check_memory(costs, device_memory(costs, dict.fromkeys(range(len(costs)), 0)))
 
 
-def _check_flow(flow: Flow, ends: Sequence[int]) -> None:
+def _ties(layers: Sequence[LayerInfo], flow_json: str, ends: Sequence[int]) -> tuple[Tie, ...]:
+    if not flow_json:
+        return ties_of_layers(layers, ends)
+    flow = flow_of(flow_json)
     check_ends(flow, ends)
-    for name, stages in shared_parameters(flow, ends).items():
-        raise PipesvcError(
-            ErrorCode.INVALID_PLAN,
-            f"the parameter {name!r} is used by stages {' and '.join(map(str, stages))}",
-            advice="Put its uses into one stage (boundaries, or one mark), or give each a parameter of its own.",
-        )
+    return ties_of_flow(flow, ends)
 
 
-def _stage_plan(index: int, stage: StageCut, layers: Sequence[LayerInfo], worker: str, device: str) -> StagePlan:
+def _stage_plan(
+    index: int, stage: StageCut, layers: Sequence[LayerInfo], worker: str, device: str, ties: Sequence[Tie]
+) -> StagePlan:
     held = layers[stage.first_layer : stage.end_layer]
     return StagePlan(
         index=index,
@@ -142,7 +144,7 @@ def _stage_plan(index: int, stage: StageCut, layers: Sequence[LayerInfo], worker
         first_layer=stage.first_layer,
         end_layer=stage.end_layer,
         layer_names=tuple(layer.name for layer in held),
-        parameter_bytes=sum(layer.parameter_bytes for layer in held),
+        parameter_bytes=sum(layer.parameter_bytes for layer in held) + copy_bytes(ties, index),
     )
 
 

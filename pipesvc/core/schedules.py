@@ -120,12 +120,13 @@ def look_ahead(schedule: str, num_held: int) -> int:
 
     Most schedules may run what is ready before something that is late, within their bounds. GPipe and naive keep the
     order of each stage, as their names promise, and look only as far as the stages of the worker need to let another
-    stage go on. What the user wrote runs as it is written.
+    stage go on: all but one may wait, for instance with their update for new weights. What the user wrote runs as it is
+    written.
     """
     found = _find(schedule)
     if found.sharing is Sharing.ROWS:
         return 1
-    return num_held if found.keeps_order else LOOK_AHEAD
+    return num_held if found.keeps_order else max(num_held, LOOK_AHEAD)
 
 
 def worker_actions(

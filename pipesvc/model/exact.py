@@ -16,7 +16,7 @@ from pipesvc.model.ghosts import UnreadableError, ghost_of, is_ghost, shape_of, 
 from pipesvc.model.modes import LARGE_BYTES, Faces, Operators
 from pipesvc.model.random_state import same_random_state_after
 from pipesvc.model.registry import Registry, number_of, unmark
-from pipesvc.model.sequence import NamedLayer, layers_of, refuse_lazy, shared_parameters
+from pipesvc.model.sequence import NamedLayer, layers_of, refuse_lazy
 
 Build = Callable[[], object]
 LayersOf = Callable[[object], list[NamedLayer]]
@@ -56,7 +56,6 @@ def build_layers(build: Build, seed: int, owned: Collection[int]) -> list[NamedL
     if len(set(owned)) == len(first.layers):
         torch.manual_seed(seed)
         return layers_of(build())
-    _refuse_shared(first.layers, owned)
     kept, dropped = _needed(first, [module for index in owned for module in first.layers[index][1].modules()])
     layers = _second_pass(build, seed, first, kept, dropped, layers_of)
     _finish(layers, owned)
@@ -138,16 +137,6 @@ def _run(
     return layers_of(model)
 
 
-def _refuse_shared(layers: Sequence[NamedLayer], owned: Collection[int]) -> None:
-    for one, other, name in shared_parameters(layers):
-        if (one in owned) != (other in owned):
-            raise PipesvcError(
-                ErrorCode.INVALID_PLAN,
-                f"layers {layers[one][0]!r} and {layers[other][0]!r} of different stages share the parameter {name!r}",
-                advice="Put both into one stage (boundaries, or one mark), or give each a parameter of its own.",
-            )
-
-
 def _needed(first: FirstPass, ours: Sequence[nn.Module]) -> tuple[frozenset[int], frozenset[int]]:
     """The numbers of the parameters that must be real, and of the large factory calls that need not be.
 
@@ -213,15 +202,16 @@ def _keep(model: nn.Module, owned: Collection[str]) -> None:
 
 
 def _finish(layers: Sequence[NamedLayer], owned: Collection[int]) -> None:
-    """The others become shapes alone, buffers too; ours must have all their values."""
+    """The others become shapes alone, buffers too, but for what they share with ours, which must have all values."""
     refuse_lazy(layers)
     ours = {id(module) for index, (_, layer) in enumerate(layers) if index in owned for module in layer.modules()}
+    shared = {id(each) for index, (_, layer) in enumerate(layers) if index in owned for each in layer.parameters()}
     for index, (name, layer) in enumerate(layers):
         for path, module in layer.named_modules(prefix=name):
             if index in owned:
                 _check_real(path, module)
             elif id(module) not in ours:
-                _empty(module)
+                _empty(module, shared)
 
 
 def _check_real(path: str, module: nn.Module) -> None:
@@ -236,9 +226,9 @@ def _check_real(path: str, module: nn.Module) -> None:
             unmark(value)
 
 
-def _empty(module: nn.Module) -> None:
+def _empty(module: nn.Module, shared: Collection[int]) -> None:
     for name, parameter in module._parameters.items():
-        if parameter is not None:
+        if parameter is not None and id(parameter) not in shared:
             module._parameters[name] = parameter if is_ghost(parameter) else ghost_of(parameter)
             unmark(module._parameters[name])  # type: ignore[arg-type]
     for name, buffer in module._buffers.items():

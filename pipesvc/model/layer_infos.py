@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from pipesvc.core.layer_info import LayerInfo
+from pipesvc.core.layer_info import LayerInfo, SharedParameter
 
 
 def layer_info(name: str, layer: nn.Module, mark: str, counted: set[int]) -> LayerInfo:
@@ -23,6 +23,10 @@ def layer_info(name: str, layer: nn.Module, mark: str, counted: set[int]) -> Lay
         buffer_bytes=_num_bytes(layer.buffers()),
         gradient_bytes=_num_bytes(each for each in parameters if each.requires_grad and id(each) not in sparse),
     )
+
+
+def shared_parameter(name: str, parameter: nn.Parameter) -> SharedParameter:
+    return SharedParameter(name=name, num_bytes=_num_bytes([parameter]), is_trained=parameter.requires_grad)
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:

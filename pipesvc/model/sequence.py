@@ -9,7 +9,7 @@ the container) is refused by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -68,16 +68,24 @@ def refuse_lazy(layers: Sequence[NamedLayer]) -> None:
                 )
 
 
-def shared_parameters(layers: Sequence[NamedLayer]) -> list[tuple[int, int, str]]:
-    """(layer index, later layer index, name at the first) of each parameter that two layers hold."""
-    first_seen: dict[int, tuple[int, str]] = {}
-    shared = []
+class SharedBy(NamedTuple):
+    """A parameter and the layers that hold it, ascending."""
+
+    parameter: nn.Parameter
+    layers: list[int]
+    names: list[str]  # all of them in the state dict
+
+
+def shared_parameters(layers: Sequence[NamedLayer]) -> dict[str, SharedBy]:
+    """Of each parameter that several layers hold, by its first name."""
+    found: dict[int, SharedBy] = {}
     for index, (layer_name, layer) in enumerate(layers):
-        for name, parameter in layer.named_parameters(prefix=layer_name):
-            first_index, first_name = first_seen.setdefault(id(parameter), (index, name))
-            if first_index != index:
-                shared.append((first_index, index, first_name))
-    return shared
+        for name, parameter in layer.named_parameters(prefix=layer_name, remove_duplicate=False):
+            known = found.setdefault(id(parameter), SharedBy(parameter, [], []))
+            known.names.append(name)
+            if index not in known.layers:
+                known.layers.append(index)
+    return {each.names[0]: each for each in found.values() if len(each.layers) > 1}
 
 
 def _entries(model: object) -> list[tuple[str, object]]:
@@ -109,16 +117,17 @@ def _has_forward(module: nn.Module) -> bool:
 
 
 def _refuse_repeats(layers: Sequence[NamedLayer]) -> None:
-    """A layer without state may come twice (one nn.ReLU for all): two copies of it do the same."""
+    """A layer may come several times if stages that hold copies of it do the same, which buffers may prevent."""
     first_names: dict[int, str] = {}
     for name, layer in layers:
         first = first_names.setdefault(id(layer), name)
-        has_state = any(True for _ in layer.parameters()) or any(True for _ in layer.buffers())
-        if first != name and has_state:
+        buffer = next((path for path, _ in layer.named_buffers()), None)
+        if first != name and buffer is not None:
             raise PipesvcError(
                 ErrorCode.INVALID_JOB,
-                f"layers {first!r} and {name!r} are the same {type(layer).__name__} object (tied weights)",
-                advice="Two stages cannot hold one object: give each place its own module, or put both into one layer.",
+                f"layers {first!r} and {name!r} are the same {type(layer).__name__} object, whose buffer {buffer!r} "
+                "may change in forward",
+                advice="Stages hold copies of it: give each place its own module, or put both into one layer.",
             )
 
 

@@ -17,6 +17,7 @@ stage is built plainly as ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -26,11 +27,11 @@ from torch import nn
 
 from pipesvc.core.plan import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError
-from pipesvc.model.layer_infos import layer_info
+from pipesvc.model.layer_infos import layer_info, shared_parameter
 from pipesvc.model.marks import mark_of
 from pipesvc.model.random_state import same_random_state_after
 from pipesvc.model.replay.units import units_of
-from pipesvc.model.sequence import NamedLayer, parts_of, refuse_lazy
+from pipesvc.model.sequence import NamedLayer, parts_of, refuse_lazy, shared_parameters
 
 Build = Callable[[], object]
 
@@ -49,7 +50,12 @@ def inspect_layers(build: Build, *, is_whole: bool = False) -> list[LayerInfo]:
         layers = _exact().first_pass(build, parts_of).layers
     counted: set[int] = set()
     # A module that is cut has marks of many stages.
-    return [layer_info(name, layer, mark_of(layer) if name else "", counted) for name, layer in layers]
+    infos = [layer_info(name, layer, mark_of(layer) if name else "", counted) for name, layer in layers]
+    for name, held in shared_parameters(layers).items():
+        for index in held.layers:
+            info = infos[index]
+            infos[index] = replace(info, shared=(*info.shared, shared_parameter(name, held.parameter)))
+    return infos
 
 
 def inspect_units(model: nn.Module) -> list[LayerInfo]:

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -103,6 +104,7 @@ def layer_message(layer: LayerInfo) -> local_pb2.LayerInfo:
         parameter_bytes=layer.parameter_bytes,
         buffer_bytes=layer.buffer_bytes,
         gradient_bytes=layer.gradient_bytes,
+        shared=[local_pb2.SharedParameter(**asdict(each)) for each in layer.shared],
     )
 
 

@@ -15,8 +15,9 @@ from types import FrameType
 from torch import Tensor, nn
 
 from pipesvc.core.flow import Flow, Joined, Value
-from pipesvc.core.plan import LayerInfo
+from pipesvc.core.layer_info import LayerInfo
 from pipesvc.model.ghosts import META, shape_of, user_line
+from pipesvc.model.layer_infos import shared_parameter
 from pipesvc.model.replay import frames, refusals
 from pipesvc.model.replay.operations import Key, versions
 
@@ -44,6 +45,7 @@ class Ledger:
     def __init__(self, model: nn.Module) -> None:
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         self._names = {id(tensor): name for name, tensor in [*parameters.items(), *buffers.items()]}
+        self._held = parameters
         self._parameters: dict[str, set[int]] = {name: set() for name in parameters}
         self._buffers: dict[str, set[int]] = {name: set() for name in buffers}
         self._infos: list[LayerInfo] = []
@@ -178,6 +180,9 @@ class Ledger:
             input_users=_frozen(input_users),
             parameters=_frozen(self._parameters),
             buffers=_frozen(self._buffers),
+            shared=tuple(
+                shared_parameter(name, self._held[name]) for name, users in self._parameters.items() if len(users) > 1
+            ),
             joined=tuple(self._joined.values()),
             random_modules=tuple(random_modules),
             random_operations=tuple(random_operations),

@@ -6,11 +6,18 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from pipesvc.core.flow import Flow, gradient_transfers, inputs_of, shared_parameters, stage_of, transfers
+from pipesvc.core.flow import (
+    PARAMETER,
+    Flow,
+    gradient_transfers,
+    inputs_of,
+    shared_parameters,
+    stage_of,
+    transfers,
+)
 from pipesvc.model.replay.guards import GUARD_TYPE
 from pipesvc.model.replay.operations import Key
-
-PARAMETER = "parameter:"  # before the name of a shared parameter, where its gradient is named
+from pipesvc.model.tied import TiedGradients
 
 
 class Part:
@@ -36,18 +43,12 @@ class Part:
             for (sender, receiver), keys in gradient_transfers(flow, ends).items()
             if sender == stage
             for key in keys
+            if not key.startswith(PARAMETER)
         }
-        # Parameters of which a later stage sends a gradient, and those of which this stage sends one.
-        self.gathered: dict[str, nn.Parameter] = {}
-        self.passed_on: dict[str, tuple[nn.Parameter, int]] = {}
-        for name, stages in shared_parameters(flow, ends).items():
-            if stage not in stages:
-                continue
-            parameter, place = model.get_parameter(name), stages.index(stage)
-            if place + 1 < len(stages):
-                self.gathered[PARAMETER + name] = parameter
-            if place > 0:
-                self.passed_on[PARAMETER + name] = (parameter, stages[place - 1])
+        users, trained = shared_parameters(flow, ends), {each.name for each in flow.shared if each.is_trained}
+        self.tied = TiedGradients(
+            stage, {name: stages for name, stages in users.items() if name in trained}, model.get_parameter
+        )
 
     def buffer_ids(self) -> set[int]:
         """Asked for each run: moving a module makes new buffers, and so may forward."""

@@ -11,6 +11,7 @@ All of a run's state is in one object, so several micro-batches may be alive, an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -112,13 +113,9 @@ class Pass:
         places = {key: arrival.entry for key, arrival in self._arrivals.items()}
         for sent in self.values.values():
             places.update(sent)
-        places.update(part.gathered)
-        run_backward(loss, places, gradients)
-        found: dict[int, dict[str, Tensor | None]] = {}
+        places.update(part.tied.gathered)
+        found = part.tied.taken(partial(run_backward, loss, places, gradients))
         for key, receiver in part.gradient_targets.items():
             leaf = self._arrivals[key].leaf if key in self._arrivals else None
             found.setdefault(receiver, {})[key] = None if leaf is None else leaf.grad
-        for key, (parameter, receiver) in part.passed_on.items():
-            found.setdefault(receiver, {})[key] = parameter.grad
-            parameter.grad = None
         return found

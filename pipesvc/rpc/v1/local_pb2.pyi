@@ -154,21 +154,33 @@ class Ready(_message.Message):
     fingerprint: str
     def __init__(self, parameters: _Optional[_Iterable[_Union[ParameterInfo, _Mapping]]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
+class SharedParameter(_message.Message):
+    __slots__ = ("name", "num_bytes", "is_trained")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_TRAINED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_bytes: int
+    is_trained: bool
+    def __init__(self, name: _Optional[str] = ..., num_bytes: _Optional[int] = ..., is_trained: _Optional[bool] = ...) -> None: ...
+
 class LayerInfo(_message.Message):
-    __slots__ = ("name", "type", "mark", "parameter_bytes", "buffer_bytes", "gradient_bytes")
+    __slots__ = ("name", "type", "mark", "parameter_bytes", "buffer_bytes", "gradient_bytes", "shared")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MARK_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
     BUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: str
     mark: str
     parameter_bytes: int
     buffer_bytes: int
     gradient_bytes: int
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., mark: _Optional[str] = ..., parameter_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ...) -> None: ...
+    shared: _containers.RepeatedCompositeFieldContainer[SharedParameter]
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., mark: _Optional[str] = ..., parameter_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., shared: _Optional[_Iterable[_Union[SharedParameter, _Mapping]]] = ...) -> None: ...
 
 class DataMisfit(_message.Message):
     __slots__ = ("error", "layer")

@@ -53,6 +53,7 @@ class LinkKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LINK_KIND_NORM: _ClassVar[LinkKind]
     LINK_KIND_DECISION: _ClassVar[LinkKind]
     LINK_KIND_STREAM: _ClassVar[LinkKind]
+    LINK_KIND_WEIGHT: _ClassVar[LinkKind]
 ROLE_UNSPECIFIED: Role
 ROLE_EXECUTOR: Role
 ROLE_FEEDER: Role
@@ -90,6 +91,7 @@ LINK_KIND_LABEL: LinkKind
 LINK_KIND_NORM: LinkKind
 LINK_KIND_DECISION: LinkKind
 LINK_KIND_STREAM: LinkKind
+LINK_KIND_WEIGHT: LinkKind
 
 class LinkId(_message.Message):
     __slots__ = ("producer", "consumer", "kind")

@@ -40,12 +40,16 @@ class StageProgram(Protocol):
     """A stage's part of the model. Names are those of the unsplit model."""
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Each parameter once, under its first name, in the model's order."""
+        """Each parameter once, under its first name, in the model's order; not what an earlier stage owns."""
+
+    def tied_parameter(self, name: str) -> nn.Parameter:
+        """One that several stages hold (`core.ties`), by its first name."""
 
     def place_of(self, name: str) -> int:
         """By which the parameters of all stages can be put into the model's order."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """With all names of what this stage owns, also those in modules of other stages."""
 
     def forward(self, step: int, micro_batch: int, inputs: Parcels) -> Forwarded: ...
 

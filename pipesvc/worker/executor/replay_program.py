@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipesvc.core.flow import Flow, gradient_transfers, parameters_of, transfers
+from pipesvc.core.flow import Flow, gradient_transfers, owned_by, parameters_of, transfers
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model.calling import arguments_of
 from pipesvc.model.replay.inputs import Inputs
@@ -32,10 +32,10 @@ class ReplayProgram:
     def __init__(self, spec: StageSpec, model: nn.Module, flow: Flow, ends: Sequence[int]) -> None:
         self._spec = spec
         self._model = model
-        self._names = frozenset(parameters_of(flow, ends, spec.index))
+        self._own = frozenset(owned_by(flow, ends, spec.index))
         self._places = {name: place for place, (name, _) in enumerate(model.named_parameters())}
         _refuse_unknown_state(model)
-        _move(model, self._names, spec.device)
+        _move(model, frozenset(parameters_of(flow, ends, spec.index)), spec.device)
         self._replay = StageReplay(model, flow, ends, spec.index, spec.device, seed=spec.seed)
         values, gradients = transfers(flow, ends), gradient_transfers(flow, ends)
         self._receives = {maker: keys for (maker, user), keys in values.items() if user == spec.index}
@@ -43,14 +43,17 @@ class ReplayProgram:
         self._returns = {receiver: keys for (sender, receiver), keys in gradients.items() if sender == spec.index}
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        return {name: each for name, each in self._model.named_parameters() if name in self._names}
+        return {name: each for name, each in self._model.named_parameters() if name in self._own}
+
+    def tied_parameter(self, name: str) -> nn.Parameter:
+        return self._model.get_parameter(name)
 
     def place_of(self, name: str) -> int:
         return self._places[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """What is tied within the stage has all its names, as in the state dict of the whole."""
-        own = {id(each) for name, each in _named_state(self._model) if name in self._names}
+        """What is tied has all its names, as in the state dict of the whole."""
+        own = {id(each) for name, each in _named_state(self._model) if name in self._own}
         state = self._model.state_dict(keep_vars=True)
         return {name: value for name, value in state.items() if id(value) in own}
 

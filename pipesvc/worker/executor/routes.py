@@ -3,7 +3,7 @@
 Which stages exchange what, `core.edges` says; here that becomes links. A list of layers is a chain: stage s reads its
 input from stage s - 1 (stage 0: from the feeder) and its output's gradient from stage s + 1. A module that is replayed
 may have several of each. Labels come straight from the feeder to the last stage. With clipping, every stage sends its
-norms to stage 0 and stage 0 answers every stage.
+norms to stage 0 and stage 0 answers every stage. The owner of a parameter that several stages use sends its new value.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ def decision_link(stage: int) -> Link:
     return Link(0, stage, types_pb2.LINK_KIND_DECISION)
 
 
+def weight_link(owner: int, holder: int) -> Link:
+    return Link(owner, holder, types_pb2.LINK_KIND_WEIGHT)
+
+
 def read_by(edges: Edges, action: Action) -> tuple[Link, ...]:
     """Every link of which this action needs one parcel."""
     stage = action.stage
@@ -51,7 +55,8 @@ def read_by(edges: Edges, action: Action) -> tuple[Link, ...]:
         case ActionKind.DECIDE:
             return tuple(norm_link(other) for other in range(edges.num_stages))
         case ActionKind.UPDATE:
-            return (decision_link(stage),) if edges.clips else ()
+            decisions = [decision_link(stage)] if edges.clips else []
+            return (*decisions, *(weight_link(owner, stage) for owner in edges.weight_owners(stage)))
         case _:
             return ()
 

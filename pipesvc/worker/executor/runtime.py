@@ -25,7 +25,7 @@ from pipesvc.core.live import live_peaks
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire.links import Link
-from pipesvc.worker.executor import norms, routes, state
+from pipesvc.worker.executor import norms, routes, state, weights
 from pipesvc.worker.executor.inbox import Inbox, Parcel
 from pipesvc.worker.executor.outbox import Outbox
 from pipesvc.worker.executor.program import Gradients
@@ -237,6 +237,7 @@ class Runtime:
             case _:
                 decision = parcels.get(routes.decision_link(action.stage))
                 stage.update(number, decision.leaves[0] if decision is not None else None)
+                weights.take(self._settings.edges, stage, parcels)
                 return partial(self._report_applied, stage, step)
 
     def _send_outputs(self, action: Action, step: int, outputs: Mapping[int, Any]) -> None:
@@ -254,6 +255,7 @@ class Runtime:
             self._outbox.send(routes.decision_link(stage), step, 0, scale)
 
     def _report_applied(self, stage: Stage, step: _Step) -> None:
+        weights.send(self._settings.edges, stage, self._outbox, step.issue.step)
         for message in self._trace.drain():
             self._port.report(message)
         applied = local_pb2.StepApplied(step=step.issue.step, stage=stage.spec.index)

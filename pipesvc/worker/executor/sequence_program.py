@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pipesvc.core import seeds
+from pipesvc.core.flow import PARAMETER
+from pipesvc.core.ties import Tie, copies_in, gradient_chain
 from pipesvc.errors import Where
-from pipesvc.model.replay.boundary import admit
+from pipesvc.model.replay.boundary import admit, run_backward
+from pipesvc.model.sequence import SharedBy
+from pipesvc.model.tied import TiedGradients
 from pipesvc.wire import tree
 from pipesvc.worker.executor.describe import describe
 from pipesvc.worker.executor.inbox import Parcel
@@ -22,15 +26,36 @@ from pipesvc.worker.executor.spec import StageSpec
 Leaves = tuple[Tensor | None, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TiedLayers:
+    """What a stage shares with others: `ties` are all of the plan's, `shared` those that layers of the stage hold."""
+
+    ties: Sequence[Tie] = ()
+    shared: Mapping[str, SharedBy] = field(default_factory=dict)
+
+
 class SequenceProgram:
     """`layers` with their names in the unsplit model."""
 
-    def __init__(self, spec: StageSpec, layers: Sequence[tuple[str, nn.Module]]) -> None:
+    def __init__(
+        self, spec: StageSpec, layers: Sequence[tuple[str, nn.Module]], tied: TiedLayers | None = None
+    ) -> None:
         self.layers = tuple(layers)
         self._spec = spec
+        tied = tied or TiedLayers()
+        self._shared = tied.shared
+        ties = [tie for tie in tied.ties if spec.index in tie.stages]
+        self._owned = [tie.name for tie in ties if tie.owner == spec.index]
+        self._copies = {id(self.tied_parameter(tie.name)) for tie in copies_in(ties, spec.index)}
+        trained = {tie.name: tie.stages for tie in ties if tie.is_trained}
+        self._tied = TiedGradients(spec.index, trained, self.tied_parameter)
+        # Sender or receiver of gradients -> keys of the tied parameters, behind those of the activation.
+        chain = gradient_chain(ties)
+        self._collects = {later: _keys(names) for (later, earlier), names in chain.items() if earlier == spec.index}
+        self._returns = {earlier: _keys(names) for (later, earlier), names in chain.items() if later == spec.index}
         self._places: dict[str, int] = {}
         self._parameters: dict[str, nn.Parameter] = {}
-        seen: set[int] = set()
+        seen = set(self._copies)
         for index, (layer_name, layer) in enumerate(self.layers, spec.first_layer):
             for name, parameter in layer.named_parameters(prefix=layer_name):
                 if id(parameter) not in seen:
@@ -41,6 +66,9 @@ class SequenceProgram:
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return dict(self._parameters)
 
+    def tied_parameter(self, name: str) -> nn.Parameter:
+        return self._shared[name].parameter
+
     def place_of(self, name: str) -> int:
         return self._places[name]
 
@@ -48,6 +76,9 @@ class SequenceProgram:
         state: dict[str, Any] = {}
         for name, layer in self.layers:
             layer.state_dict(destination=state, prefix=f"{name}.", keep_vars=True)
+        state = {name: value for name, value in state.items() if id(value) not in self._copies}
+        for first_name in self._owned:
+            state |= dict.fromkeys(self._shared[first_name].names, self.tied_parameter(first_name))
         return state
 
     def forward(self, step: int, micro_batch: int, inputs: Parcels) -> Forwarded:
@@ -78,19 +109,21 @@ class SequenceProgram:
     def _backward(
         self, received: Leaves, outputs: Sequence[Tensor], gradients: Parcels, loss: Tensor | None
     ) -> Gradients:
-        if loss is not None:
-            loss.backward()  # type: ignore[no-untyped-call]
-        for parcel in gradients.values():
-            pairs = [
-                (output, gradient.to(self._spec.device))
-                for output, gradient in zip(outputs, parcel.leaves, strict=True)
-                if gradient is not None and output.requires_grad
-            ]
-            if pairs:
-                torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
-        if self._spec.index == 0:
-            return {}
-        return {self._spec.index - 1: [None if leaf is None else leaf.grad for leaf in received]}
+        before, after = self._spec.index - 1, self._spec.index + 1
+        places = {str(index): output for index, output in enumerate(outputs)}
+        starts: dict[str, Tensor | None] = {}
+        for sender, parcel in gradients.items():
+            keys = [*(places if sender == after else ()), *self._collects.get(sender, ())]
+            starts.update(zip(keys, parcel.leaves, strict=True))
+        given = self._tied.taken(partial(run_backward, loss, places | self._tied.gathered, starts))
+        found: Gradients = {} if before < 0 else {before: [None if leaf is None else leaf.grad for leaf in received]}
+        for receiver, keys in self._returns.items():
+            found.setdefault(receiver, []).extend(given[receiver][key] for key in keys)
+        return found
+
+
+def _keys(names: Sequence[str]) -> list[str]:
+    return [PARAMETER + name for name in names]
 
 
 def _is_tensor(value: Any) -> bool:

@@ -57,8 +57,12 @@ class Stage:
         return len(self._live) + len(self._half_done)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Each parameter once, under its first name in the unsplit model's state dict."""
+        """Each parameter that this stage owns once, under its first name in the unsplit model's state dict."""
         return self._program.named_parameters()
+
+    def tied_parameter(self, name: str) -> nn.Parameter:
+        """One that several stages use, by that name."""
+        return self._program.tied_parameter(name)
 
     def forward(self, step: int, micro_batch: int, inputs: Parcels, labels: Parcel | None) -> Mapping[int, Any]:
         """Consumer -> what it gets. On the last stage the loss is kept here and nothing is given."""

@@ -34,6 +34,9 @@ class WholeProgram:
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return dict(self._model.named_parameters())
 
+    def tied_parameter(self, name: str) -> nn.Parameter:
+        return self._model.get_parameter(name)
+
     def place_of(self, name: str) -> int:
         return self._places[name]
 

@@ -17,6 +17,7 @@ from pipesvc.core import flow_json, split
 from pipesvc.core.edges import Edges, edges_of
 from pipesvc.core.flow import Flow
 from pipesvc.core.plan import Plan, StagePlan
+from pipesvc.core.ties import ties_of_flow
 from pipesvc.errors import Where
 from pipesvc.model.calling import arguments_of
 from pipesvc.model.replay.inputs import Inputs
@@ -70,6 +71,7 @@ class ModuleSetup(JobSetup):
             schedule=self.schedule,
             micro_batches=len(stages),
             flow_json=flow_json.to_json(self.flow) if self.is_recorded else "",
+            ties=ties_of_flow(self.flow, ends) if self.is_recorded else (),
             feeder_worker=self.workers[0],
             threads={},
         )
