@@ -22,6 +22,7 @@ from pipesvc.core.plan_report import PlanReport, make_report
 from pipesvc.core.planner import make_plan
 from pipesvc.core.schedule_search import Candidate, choose_schedule, evaluate, seconds_text
 from pipesvc.core.stage_costs import StageCost, stage_costs
+from pipesvc.core.ties import copy_bytes
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import run_pb2
 from pipesvc.wire.registrations import worker_info
@@ -156,7 +157,7 @@ def _plan(strategy: Strategy, costs: Costs, workers: Sequence[WorkerInfo]) -> Pl
 def _stages(plan: Plan, costs: Costs) -> tuple[StageCost, ...]:
     """What the plan's stages cost; a plan of other layers, or of a device that was not measured, is refused."""
     held = [name for stage in plan.stages for name in stage.layer_names]
-    held_bytes = sum(stage.parameter_bytes for stage in plan.stages)
+    held_bytes = sum(stage.parameter_bytes - copy_bytes(plan.ties, stage.index) for stage in plan.stages)
     costed_bytes = sum(layer.parameter_bytes for layer in costs.layers)
     if held != [layer.name for layer in costs.layers] or held_bytes != costed_bytes:
         raise PipesvcError(

@@ -13,6 +13,7 @@ from pipesvc.coordinator.fleet import Fleet, Member
 from pipesvc.coordinator.reach import Unreached
 from pipesvc.core.edges import edges_of
 from pipesvc.core.fingerprints import fingerprint_warnings
+from pipesvc.core.layer_info import SharedParameter
 from pipesvc.core.placement import reachable_first
 from pipesvc.core.plan import LayerInfo, Plan, StrategySettings
 from pipesvc.core.planner import MissingWorkers, make_plan
@@ -57,8 +58,15 @@ def layers_of(inspected: local_pb2.Inspected) -> tuple[LayerInfo, ...]:
             parameter_bytes=layer.parameter_bytes,
             buffer_bytes=layer.buffer_bytes,
             gradient_bytes=layer.gradient_bytes,
+            shared=shared_of(layer),
         )
         for layer in inspected.layers
+    )
+
+
+def shared_of(layer: local_pb2.LayerInfo) -> tuple[SharedParameter, ...]:
+    return tuple(
+        SharedParameter(name=each.name, num_bytes=each.num_bytes, is_trained=each.is_trained) for each in layer.shared
     )
 
 

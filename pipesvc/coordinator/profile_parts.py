@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import permutations
 
+from pipesvc.coordinator.planning import shared_of
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
 from pipesvc.core.planner import shared_threads
 from pipesvc.errors import ErrorCode, PipesvcError, Where
@@ -64,6 +65,7 @@ def device_part(worker: str, profile: local_pb2.DeviceProfile) -> Costs:
             activation_bytes=each.activation_bytes,
             output_bytes=each.output_bytes,
             output_gradient_bytes=each.output_gradient_bytes,
+            shared=shared_of(each.layer),
         )
         for each in profile.layers
     )

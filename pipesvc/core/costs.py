@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pipesvc.core.layer_info import SharedParameter
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerCost:
@@ -24,6 +26,7 @@ class LayerCost:
     activation_bytes: int = 0  # kept from forward to backward
     output_bytes: int = 0  # crosses the link if a boundary follows
     output_gradient_bytes: int = 0  # crosses it backwards
+    shared: tuple[SharedParameter, ...] = ()  # parameters that another layer holds, too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,10 +14,11 @@ from dataclasses import asdict
 from typing import Any, TypeVar, get_args, get_origin
 
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
+from pipesvc.core.layer_info import SharedParameter
 from pipesvc.core.strict_json import read_fields
 from pipesvc.errors import ErrorCode, PipesvcError
 
-T = TypeVar("T", Costs, DeviceCost, LayerCost, LayerTimes, LinkCost)
+T = TypeVar("T", Costs, DeviceCost, LayerCost, LayerTimes, LinkCost, SharedParameter)
 
 
 def to_json(costs: Costs, *, indent: int | None = None) -> str:
@@ -59,7 +60,7 @@ def _raw_link(link: LinkCost) -> dict[str, float | None]:
 
 def _value(hint: Any, raw: object, place: str) -> Any:
     is_whole = type(raw) is int and raw >= 0
-    if hint is str and isinstance(raw, str):
+    if hint in (str, bool) and type(raw) is hint:
         return raw
     if hint is int and is_whole:
         return raw

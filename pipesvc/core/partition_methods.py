@@ -62,6 +62,7 @@ def layer_infos(layers: Sequence[LayerCost]) -> list[LayerInfo]:
             parameter_bytes=layer.parameter_bytes,
             buffer_bytes=layer.buffer_bytes,
             gradient_bytes=layer.gradient_bytes,
+            shared=layer.shared,
         )
         for layer in layers
     ]

@@ -126,7 +126,7 @@ def _check_memory(plan: Plan, layers: Sequence[LayerInfo], workers: Sequence[Wor
 
 def _ties(layers: Sequence[LayerInfo], flow_json: str, ends: Sequence[int]) -> tuple[Tie, ...]:
     if not flow_json:
-        return ties_of_layers(layers, ends)
+        return ties_of_layers([layer.shared for layer in layers], ends)
     flow = flow_of(flow_json)
     check_ends(flow, ends)
     return ties_of_flow(flow, ends)

@@ -7,10 +7,11 @@ have to invent layers. Units are seconds and bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipesvc.core.actions import ActionKind
 from pipesvc.core.costs import Costs
+from pipesvc.core.ties import copy_bytes, ties_of_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +63,18 @@ class StageCost:
 
 def stage_costs(costs: Costs, *, boundaries: Sequence[int], devices: Sequence[int]) -> tuple[StageCost, ...]:
     """The stages of a partition: `boundaries` has the first layer of each stage after the first, `devices` the index
-    in `costs.devices` of each stage's device."""
+    in `costs.devices` of each stage's device.
+
+    Of a parameter that several layers share, each layer has measured gradient and optimizer state, so for a stage that
+    does not own it they are more than it will hold.
+    """
     edges = [0, *boundaries, len(costs.layers)]
-    return tuple(
+    ties = ties_of_layers([layer.shared for layer in costs.layers], edges[1:])
+    stages = (
         _stage_cost(costs, edges[index], edges[index + 1], device_index) for index, device_index in enumerate(devices)
+    )
+    return tuple(
+        replace(stage, weight_bytes=stage.weight_bytes + copy_bytes(ties, index)) for index, stage in enumerate(stages)
     )
 
 

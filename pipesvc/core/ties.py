@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pipesvc.core.flow import Flow, shared_parameters, stage_of
-from pipesvc.core.layer_info import LayerInfo, SharedParameter
+from pipesvc.core.layer_info import SharedParameter
 
 Pair = tuple[int, int]
 Names = tuple[str, ...]
@@ -38,13 +38,13 @@ def ties_of_flow(flow: Flow, ends: Sequence[int]) -> tuple[Tie, ...]:
     return tuple(_tie(each, users[each.name]) for each in flow.shared if each.name in users)
 
 
-def ties_of_layers(layers: Sequence[LayerInfo], ends: Sequence[int]) -> tuple[Tie, ...]:
-    """Of a list of layers whose stages end at `ends`, exclusive."""
+def ties_of_layers(shared: Sequence[Sequence[SharedParameter]], ends: Sequence[int]) -> tuple[Tie, ...]:
+    """`shared` has what each layer of a list shares with others; stages end at `ends`, exclusive."""
     holders: dict[SharedParameter, list[int]] = {}
-    for index, layer in enumerate(layers):
-        for each in layer.shared:
+    for index, held in enumerate(shared):
+        for each in held:
             holders.setdefault(each, []).append(index)
-    stages = {each: sorted({stage_of(ends, index) for index in held}) for each, held in holders.items()}
+    stages = {each: sorted({stage_of(ends, index) for index in indices}) for each, indices in holders.items()}
     return tuple(_tie(each, held) for each, held in stages.items() if len(held) > 1)
 
 
@@ -54,9 +54,17 @@ def gradient_chain(ties: Sequence[Tie]) -> dict[Pair, Names]:
 
 
 def weight_transfers(ties: Sequence[Tie], places: Sequence[object]) -> dict[Pair, Names]:
-    """(owner, holder) -> the parameters whose new value goes that way once a step; `places` is by stage."""
-    others = [((tie.owner, stage), tie) for tie in ties for stage in tie.stages[1:]]
-    return _grouped([(pair, tie) for pair, tie in others if places[pair[0]] != places[pair[1]]])
+    """(owner, holder) -> the parameters whose new value goes that way once a step.
+
+    `places` is by stage; of those that hold one tensor, only the first is sent to.
+    """
+    found = []
+    for tie in ties:
+        firsts: dict[object, int] = {}
+        for stage in tie.stages:
+            firsts.setdefault(places[stage], stage)
+        found += [((tie.owner, stage), tie) for stage in firsts.values() if stage != tie.owner]
+    return _grouped(found)
 
 
 def copies_in(ties: Sequence[Tie], stage: int) -> list[Tie]:

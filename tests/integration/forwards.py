@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 VOCABULARY, WIDTH = 7, 4
@@ -25,11 +24,6 @@ class Plain(nn.Module):
             h = block(h).relu()
         out: Tensor = self.head(h)
         return out
-
-
-class Tied(Plain):
-    def forward(self, ids: Tensor) -> Tensor:
-        return linear(self.blocks[1](self.blocks[0](self.words(ids))), self.words.weight)
 
 
 class Checkpointed(Plain):

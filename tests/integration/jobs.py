@@ -31,6 +31,13 @@ def mlp(depth: int = 4) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(WIDTH, NUM_CLASSES))
 
 
+def tied() -> nn.Sequential:
+    """The first and the last but one share their weight, and one layer is there twice."""
+    first, again, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    last.weight = first.weight
+    return nn.Sequential(first, nn.GELU(), again, nn.Tanh(), again, nn.GELU(), last, nn.Linear(WIDTH, NUM_CLASSES))
+
+
 def marked() -> nn.Sequential:
     """Four layers as 1|2|1 on three CPU workers."""
     with pipesvc.device_guard("cpu:first"):

@@ -29,12 +29,6 @@ def make_job(model: Callable[[], Any] = forwards.Plain, **changes: Any) -> pipes
     ("job", "code", "message", "advice"),
     [
         (
-            make_job(forwards.Tied),
-            ErrorCode.INVALID_PLAN,
-            "the parameter 'words.weight' is used by stages 0 and 1",
-            "Put its uses into one stage",
-        ),
-        (
             make_job(forwards.Checkpointed, strategy=pipesvc.Strategy(boundaries=("blocks.1",), micro_batches=4)),
             ErrorCode.INVALID_PLAN,
             "units 'blocks.0' and 'blocks.1' cannot lie on stages 0 and 1: a checkpointed function calls both",
@@ -59,7 +53,7 @@ def make_job(model: Callable[[], Any] = forwards.Plain, **changes: Any) -> pipes
             "give boundaries= or num_stages=",
         ),
     ],
-    ids=["tied", "checkpointed", "never called", "streamed", "auto"],
+    ids=["checkpointed", "never called", "streamed", "auto"],
 )
 def test_what_cannot_be_cut_is_refused_at_submit(
     cluster: pipesvc.Client, job: pipesvc.Job, code: ErrorCode, message: str, advice: str

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from pipesvc.core.flow import Flow, Value
+from pipesvc.core.flow import Flow, Joined, Value
 from pipesvc.core.flow_json import to_json
 from pipesvc.core.layer_info import LayerInfo
 from pipesvc.errors import ErrorCode
@@ -57,11 +59,11 @@ def test_the_flow_is_in_the_plan_of_every_worker() -> None:
 def test_a_cut_that_the_flow_does_not_allow_ends_the_run() -> None:
     world = world_of("a", "b")
     world.submit()
-    tied = Flow(units=FLOW.units, values=(), input_users={}, parameters={"wte.weight": (0, 2)})
-    inspected(world, flow_json=to_json(tied))
+    joined = Joined(first=0, last=2, reason="one function calls both", advice="Cut before it.")
+    inspected(world, flow_json=to_json(replace(FLOW, joined=(joined,))))
     error = world.run().error
     assert (world.state(), error.code) == ("FAILED", "INVALID_PLAN")
-    assert "'wte.weight' is used by stages 0 and 1" in error.message
+    assert "cannot lie on stages 0 and 1: one function calls both" in error.message
 
 
 @pytest.mark.parametrize(

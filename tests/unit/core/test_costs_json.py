@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
 from pipesvc.core.costs_json import from_json, to_json
+from pipesvc.core.layer_info import SharedParameter
 from pipesvc.errors import ErrorCode, PipesvcError
 
 TIMES = LayerTimes(forward_s=(0.5, 1.0), backward_s=(1.0, 2.0), update_s=(0.25, 0.0))
@@ -31,6 +32,9 @@ LAYERS = st.builds(
     mark=NAMES,
     **dict.fromkeys(["parameter_bytes", "gradient_bytes", "optimizer_bytes", "buffer_bytes"], SIZES),
     **dict.fromkeys(["activation_bytes", "output_bytes", "output_gradient_bytes"], SIZES),
+    shared=st.lists(st.builds(SharedParameter, name=NAMES, num_bytes=SIZES, is_trained=st.booleans()), max_size=2).map(
+        tuple
+    ),
 )
 LINKS = st.builds(LinkCost, latency_s=SECONDS, bytes_per_s=st.floats(min_value=1e-3))
 

@@ -17,12 +17,13 @@ from pipesvc.core.flow import (
     difference,
     gradient_transfers,
     inputs_of,
+    owned_by,
     parameters_of,
     shared_parameters,
     stage_of,
     transfers,
 )
-from pipesvc.core.plan import LayerInfo
+from pipesvc.core.layer_info import LayerInfo, SharedParameter
 from pipesvc.errors import PipesvcError
 
 
@@ -101,6 +102,28 @@ def test_every_parameter_and_buffer_has_a_stage() -> None:
     ends = (2, 4, 5)
     held = [parameters_of(FLOW, ends, stage) for stage in range(3)]
     assert held == [("a.weight", "b.weight", "spare"), ("c.mean",), ("a.weight",)]
+
+
+def test_the_gradient_of_a_shared_parameter_goes_down_its_users_unless_it_is_frozen() -> None:
+    table = {"free": (0, 1, 3, 4), "frozen": (0, 4)}
+    shared = tuple(SharedParameter(name=name, num_bytes=4, is_trained=name == "free") for name in table)
+    flow = replace(FLOW, values=(), parameters=table, shared=shared)
+    assert gradient_transfers(flow, (1, 3, 4, 5)) == {
+        (1, 0): ("parameter:free",),
+        (2, 1): ("parameter:free",),
+        (3, 2): ("parameter:free",),
+    }
+    assert gradient_transfers(flow, (5,)) == {}
+
+
+def test_each_parameter_and_buffer_belongs_to_one_stage() -> None:
+    flow = replace(FLOW, buffers={"c.mean": (2, 4)})
+    assert [owned_by(flow, (2, 4, 5), stage) for stage in range(3)] == [
+        ("a.weight", "b.weight", "spare"),
+        ("c.mean",),
+        (),
+    ]
+    assert parameters_of(flow, (2, 4, 5), 2) == ("a.weight", "c.mean")
 
 
 def test_shared_parameters_are_those_of_several_stages() -> None:

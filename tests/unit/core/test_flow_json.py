@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipesvc.core.flow import Flow, Joined, Value
 from pipesvc.core.flow_json import from_json, to_json
-from pipesvc.core.layer_info import LayerInfo
+from pipesvc.core.layer_info import LayerInfo, SharedParameter
 from pipesvc.errors import ErrorCode, PipesvcError
 
 NUM_UNITS = 4
@@ -19,8 +19,17 @@ NAMES = st.text(max_size=5)
 SIZES = st.integers(min_value=0)
 POSITIONS = st.integers(-1, NUM_UNITS - 1)
 USERS = st.lists(POSITIONS, max_size=3).map(tuple)
+SHARED = st.lists(st.builds(SharedParameter, name=NAMES, num_bytes=SIZES, is_trained=st.booleans()), max_size=2).map(
+    tuple
+)
 UNITS = st.builds(
-    LayerInfo, name=NAMES, type=NAMES, mark=NAMES, parameter_bytes=st.integers(), buffer_bytes=st.integers()
+    LayerInfo,
+    name=NAMES,
+    type=NAMES,
+    mark=NAMES,
+    parameter_bytes=st.integers(),
+    buffer_bytes=st.integers(),
+    shared=SHARED,
 )
 VALUES = st.builds(
     Value,
@@ -39,6 +48,7 @@ FLOWS = st.builds(
     input_users=st.dictionaries(NAMES, USERS, max_size=3),
     parameters=st.dictionaries(NAMES, USERS, max_size=3),
     buffers=st.dictionaries(NAMES, USERS, max_size=3),
+    shared=SHARED,
     joined=st.lists(st.builds(Joined, first=POSITIONS, last=POSITIONS, reason=NAMES, advice=NAMES), max_size=2).map(
         tuple
     ),

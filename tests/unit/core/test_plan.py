@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipesvc.core.plan import Plan, StagePlan
+from pipesvc.core.ties import Tie
 from pipesvc.errors import ErrorCode, PipesvcError
 
 PLAN = Plan(
@@ -48,6 +49,13 @@ STAGES = st.builds(
     layer_names=st.lists(NAMES, max_size=3).map(tuple),
     parameter_bytes=st.integers(),
 )
+TIES = st.builds(
+    Tie,
+    name=NAMES,
+    stages=st.lists(st.integers(), max_size=3).map(tuple),
+    num_bytes=st.integers(),
+    is_trained=st.booleans(),
+)
 PLANS = st.builds(
     Plan,
     stages=st.lists(STAGES, max_size=3).map(tuple),
@@ -57,6 +65,7 @@ PLANS = st.builds(
     flow_json=NAMES,
     feeder_worker=NAMES,
     threads=st.dictionaries(NAMES, st.integers(), max_size=3),
+    ties=st.lists(TIES, max_size=2).map(tuple),
     warnings=st.lists(NAMES, max_size=2).map(tuple),
 )
 
@@ -113,6 +122,7 @@ def _changed(**changes: Any) -> str:
         (_changed(warnings=[1]), "wrong value for warnings"),
         (_changed(stages=["0"]), "wrong value for stages"),
         (_changed(stages=[{}]), "differs from a StagePlan in"),
+        (_changed(ties=[{}]), "differs from a Tie in"),
     ],
 )
 def test_a_wrong_text_is_refused_by_the_name_of_the_field(text: str, said: str) -> None:

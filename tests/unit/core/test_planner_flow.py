@@ -63,15 +63,6 @@ def test_what_must_stay_together_is_refused_with_the_way_out() -> None:
     assert _plan(replace(FLOW, joined=(joined,)), boundaries=(1,)).ends == (1, 4)
 
 
-def test_a_parameter_of_two_stages_is_refused_by_name() -> None:
-    tied = replace(FLOW, parameters={**FLOW.parameters, "wte.weight": (0, 3)})
-    error = _refusal(tied)
-    assert error.code is ErrorCode.INVALID_PLAN
-    assert "the parameter 'wte.weight' is used by stages 0 and 1" in error.details.message
-    assert "into one stage" in error.details.advice
-    assert _plan(tied, num_stages=1).num_stages == 1
-
-
 def test_a_flow_that_is_none_is_refused() -> None:
     with pytest.raises(PipesvcError, match="the text of a flow"):
         make_plan(StrategySettings(micro_batches=2), UNITS, WORKERS, "{}")

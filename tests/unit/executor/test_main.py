@@ -120,7 +120,6 @@ def test_a20_each_worker_builds_its_own_layers_with_the_whole_models_numbers(wor
         ({"model": "no colon"}, ErrorCode.INVALID_JOB, "not of the form"),
         ({"model": f"{CODE}:build.<locals>.f"}, ErrorCode.INVALID_JOB, "not of the form"),
         ({"model": f"{CODE}:build_failing"}, ErrorCode.BUILD_FAILED, "building the model: LookupError: no model today"),
-        ({"model": f"{CODE}:build_named"}, ErrorCode.INVALID_PLAN, "share the parameter '0.weight'"),
         ({"loss": f"{CODE}:absent"}, ErrorCode.IMPORT_FAILED, "has no 'absent'"),
         ({"optimizer": f"{CODE}:no_optimizer"}, ErrorCode.INVALID_JOB, "the optimizer is a int"),
         ({"optimizer": "torch.optim:SGD"}, ErrorCode.BUILD_FAILED, ""),
@@ -131,7 +130,7 @@ def test_what_cannot_be_built_is_refused(port: MemoryPort, changes: dict[str, st
     if changes.get("optimizer") == "torch.optim:SGD":
         job.optimizer.arguments_json = '{"learning_rate": 0.1}'
         text = "making the optimizer: TypeError"
-    plan = make_plan(["a", "a"], [0, 1, 2] if "build_named" in job.model.target else [0, 2, 3])
+    plan = make_plan(["a", "a"], [0, 2, 3])
     with pytest.raises(PipesvcError) as caught:
         main.run(port, make_assignment(job, plan, "a"))
     details = caught.value.details

@@ -14,13 +14,6 @@ def build(width: int = 4) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, width), nn.Dropout(0.5), nn.Linear(width, 2))
 
 
-def build_named() -> list[nn.Module]:
-    shared = nn.Linear(3, 3)
-    other = nn.Linear(3, 3)
-    other.weight = shared.weight
-    return [shared, other]
-
-
 def build_failing() -> nn.Sequential:
     raise LookupError("no model today")
 

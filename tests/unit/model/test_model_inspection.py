@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from pipesvc.coordinator.planning import layers_of
+from pipesvc.core.layer_info import SharedParameter
 from pipesvc.model.skeleton import inspect_layers
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.worker.inspector import layer_message
@@ -23,4 +24,6 @@ def test_gradients_are_counted_where_they_are_certain_and_shared_weights_once() 
     layers = tuple(inspect_layers(build))
     sizes = [(layer.parameter_bytes, layer.gradient_bytes) for layer in layers]
     assert sizes == [(4 * 32, 0), (4 * 20, 0), (4 * 40, 4 * 40), (4 * 4, 4 * 4)]
+    shared = SharedParameter(name="2.weight", num_bytes=4 * 32, is_trained=True)
+    assert [layer.shared for layer in layers] == [(), (), (shared,), (shared,)]
     assert layers_of(local_pb2.Inspected(layers=map(layer_message, layers))) == layers

@@ -121,17 +121,6 @@ def test_another_model_at_the_second_call_is_refused() -> None:
         build_range(build, SEED, 0, 1)
 
 
-def test_parameter_shared_by_two_stages_is_refused() -> None:
-    def tied() -> list[nn.Module]:
-        table, head = nn.Embedding(10, 4), nn.Linear(4, 10)
-        head.weight = table.weight
-        return [table, head]
-
-    with pytest.raises(PipesvcError, match=r"share the parameter '0\.weight'") as caught:
-        build_range(tied, SEED, 0, 1)
-    assert caught.value.code is ErrorCode.INVALID_PLAN
-
-
 @pytest.mark.parametrize("owned", [[], [2], [-1]])
 def test_indices_outside_the_model_are_refused(owned: list[int]) -> None:
     with pytest.raises(PipesvcError, match="the model has 2 layers"):

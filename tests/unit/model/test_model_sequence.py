@@ -94,16 +94,19 @@ def test_a_module_with_a_forward_of_its_own_is_no_list() -> None:
         assert not is_list(module)
 
 
-def test_one_module_in_two_places_is_refused_unless_it_has_no_state() -> None:
+def test_one_module_in_two_places_is_refused_if_its_state_may_change() -> None:
     linear, relu, norm = nn.Linear(2, 2), nn.ReLU(), nn.BatchNorm1d(2, affine=False)
-    assert len(layers_of([linear, relu, nn.Linear(2, 2), relu])) == 4
-    for shared in (linear, norm):
-        with pytest.raises(PipesvcError, match="'0' and '2' are the same") as caught:
-            layers_of([shared, relu, shared])
-        assert caught.value.code is ErrorCode.INVALID_JOB
+    assert len(layers_of([linear, relu, linear, relu])) == 4
+    with pytest.raises(PipesvcError, match="'0' and '2' are the same BatchNorm1d object") as caught:
+        layers_of([norm, relu, norm])
+    assert caught.value.code is ErrorCode.INVALID_JOB
+    assert "'running_mean' may change in forward" in caught.value.details.message
 
 
-def test_shared_parameters_are_told_with_both_layers() -> None:
+def test_shared_parameters_are_told_with_all_layers_and_names() -> None:
     table, head = nn.Embedding(10, 4), nn.Linear(4, 10)
     head.weight = table.weight
-    assert shared_parameters(layers_of([table, nn.ReLU(), head])) == [(0, 2, "0.weight")]
+    ((name, shared),) = shared_parameters(layers_of([nn.ReLU(), table, table, head])).items()
+    assert name == "1.weight"
+    assert shared.parameter is table.weight
+    assert (shared.layers, shared.names) == ([1, 2, 3], ["1.weight", "2.weight", "3.weight"])
