@@ -216,37 +216,6 @@ def test_ranges_of_one_worker_need_not_touch() -> None:
     assert all(each.is_meta for each in built[2][1].parameters())
 
 
-def test_parameter_shared_within_a_stage_stays_one_object() -> None:
-    def tied() -> list[nn.Module]:
-        table, head = nn.Embedding(10, 4), nn.Linear(4, 10)
-        head.weight = table.weight
-        return [table, head, nn.Linear(10, 10)]
-
-    (_, table), (_, head) = build_range(tied, SEED, 0, 2)
-    assert table.weight is head.weight
-    assert _is_same(whole(tied, SEED)[0][1], table)
-
-
-@pytest.mark.parametrize("owned", [0, 2])
-def test_parameter_shared_by_two_stages_has_its_values_in_each(owned: int) -> None:
-    def tied() -> list[nn.Module]:
-        table, head = nn.Embedding(10, 4), nn.Linear(4, 10)
-        nn.init.normal_(head.weight)
-        head.weight = table.weight
-        return [table, nn.Linear(4, 4), head]
-
-    plain, built = whole(tied, SEED), build_layers(tied, SEED, [owned])
-    assert _is_same(plain[owned][1], built[owned][1])
-    assert built[0][1].weight is built[2][1].weight
-    assert [
-        name for name, each in nn.Sequential(*(layer for _, layer in built)).named_parameters() if each.is_meta
-    ] == [
-        *(["2.bias"] if owned == 0 else []),
-        "1.weight",
-        "1.bias",
-    ][::-1]
-
-
 def test_built_layers_train() -> None:
     (_, lstm), _ = build_range(recurrent, SEED, 1, 3)
     output, _ = lstm(torch.randn(5, 2, 8))
