@@ -169,9 +169,10 @@ def make_setup(name: str, num_stages: int, **options: Any) -> ModuleSetup | List
     if name in MODULES:
         sample = modules.sentences(4)[0][0][0]
         return ModuleSetup(**{"build": MODULES[name], "sample": sample, "parts": num_stages} | options)
-    number = len(LISTS[name]())
+    options = {"make_layers": LISTS[name]} | options
+    number = len(options["make_layers"]())
     cuts = [number * stage // num_stages for stage in range(1, num_stages)]
-    return ListSetup(**{"make_layers": LISTS[name], "cuts": cuts} | options)
+    return ListSetup(**{"cuts": cuts} | options)
 
 
 def train_plain(setup: ModuleSetup | ListSetup, batches: Sequence[Batch]) -> PlainRun:
