@@ -23,7 +23,7 @@ def test_n10_a_module_with_a_tied_head(cluster: pipesvc.Client, num_stages: int,
     run = cluster.submit(make_job(module_jobs.Tied, strategy=strategy))
     assert_equal(run, truth(module_jobs.Tied), module_jobs.Tied)
     ties = {tie.name: tie.stages for tie in run.plan().ties}
-    assert ties["words.weight"] == (0, num_stages - 1)
+    assert ties["head.weight"] == (0, num_stages - 1)  # its first name: the head is registered before the words
     assert ties["blocks.0.back.weight"][0] == 0
 
 
