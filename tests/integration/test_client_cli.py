@@ -233,6 +233,7 @@ def test_the_commands_and_their_options_are_these(command: Command) -> None:
         },
         "submit": {"--run-id", "--plan", "--coordinator", "--token-file"},
         "plan": {"--json", "--out", "--gantt", "--svg", "--compare", "--coordinator", "--token-file"},
+        "verify": {"--steps", "--coordinator", "--token-file"},
         "watch": {"--coordinator", "--token-file"},
     }
     listed = command("--help").stdout
