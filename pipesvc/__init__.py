@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pipesvc.client.watching import PipesvcWarning as PipesvcWarning
     from pipesvc.errors import PipesvcError as PipesvcError
     from pipesvc.model.marks import device_guard as device_guard
+    from pipesvc.verification.verify import verify as verify
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ _HOMES = {
     "device_guard": "pipesvc.model.marks",
     "read_plan": "pipesvc.client.plan_file",
     "train": "pipesvc.client.local",
+    "verify": "pipesvc.verification.verify",
 }
 
 

@@ -22,6 +22,7 @@ from pipesvc.cli_errors import error_line, os_error_line, show_warning
 from pipesvc.cli_options import Coordinator, JobName, RunId, TokenFile, check_writable, connect
 from pipesvc.cli_plan import plan as plan_command
 from pipesvc.cli_profile import profile
+from pipesvc.cli_verify import verify
 from pipesvc.errors import PipesvcError
 from pipesvc.net.addresses import DEFAULT_COORDINATOR
 
@@ -147,6 +148,7 @@ def submit(
 
 app.command("plan")(plan_command)
 app.command()(profile)
+app.command()(verify)
 
 
 @app.command()

@@ -33,6 +33,7 @@ def run_message(record: RunRecord, *, head: str = "", holder: str = "") -> run_p
         submitted_unix_ns=unix_ns(record.submitted_s),
         stage_steps=ledger.applied if ledger is not None else (),
         has_weights=record.has_weights,
+        fingerprints=record.fingerprints,
     )
 
 

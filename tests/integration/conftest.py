@@ -14,8 +14,13 @@ import pipesvc
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pipesvc.Client]:
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the coordinator of `cluster`."""
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="session")
+def cluster(state_dir: Path) -> Iterator[pipesvc.Client]:
     """Four CPU workers with one thread each."""
-    state_dir: Path = tmp_path_factory.mktemp("state")
     with pipesvc.LocalCluster(num_workers=4, num_threads=1, state_dir=state_dir) as client:
         yield client

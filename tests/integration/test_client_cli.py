@@ -213,9 +213,12 @@ def test_a_trace_that_cannot_be_written_is_not_fetched(command: Command) -> None
     assert "no directory nowhere" in _one_line(command("trace", "r", "--out", "nowhere/trace.json"), 2)
 
 
+_SHOWN = ("coordinator", "worker", "submit", "plan", "verify", "watch")
+
+
 def test_the_commands_and_their_options_are_these(command: Command) -> None:
     """A change of the command line is made on purpose."""
-    help_of = {name: command(name, "--help").stdout for name in ("coordinator", "worker", "submit", "plan", "watch")}
+    help_of = {name: command(name, "--help").stdout for name in _SHOWN}
     options = {name: set(re.findall(r"--[a-z][a-z-]+", text)) - {"--help"} for name, text in help_of.items()}
     assert options == {
         "coordinator": {"--listen", "--state-dir", "--insecure"},
@@ -233,6 +236,7 @@ def test_the_commands_and_their_options_are_these(command: Command) -> None:
         },
         "submit": {"--run-id", "--plan", "--coordinator", "--token-file"},
         "plan": {"--json", "--out", "--gantt", "--svg", "--compare", "--coordinator", "--token-file"},
+        "verify": {"--steps", "--coordinator", "--token-file"},
         "watch": {"--coordinator", "--token-file"},
     }
     listed = command("--help").stdout

@@ -77,7 +77,7 @@ class LinkTotals(_message.Message):
     def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., tensor_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., num_frames: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "name", "state", "num_committed_steps", "num_steps", "error", "plan_json", "warnings", "awaited", "links", "parameters", "submitted_unix_ns", "ended_unix_ns", "stage_steps", "has_weights")
+    __slots__ = ("run_id", "name", "state", "num_committed_steps", "num_steps", "error", "plan_json", "warnings", "awaited", "links", "parameters", "submitted_unix_ns", "ended_unix_ns", "stage_steps", "has_weights", "fingerprints")
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,13 @@ class Run(_message.Message):
         key: str
         value: WorkerParameters
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[WorkerParameters, _Mapping]] = ...) -> None: ...
+    class FingerprintsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +107,7 @@ class Run(_message.Message):
     ENDED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     STAGE_STEPS_FIELD_NUMBER: _ClassVar[int]
     HAS_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     name: str
     state: RunState
@@ -115,7 +123,8 @@ class Run(_message.Message):
     ended_unix_ns: int
     stage_steps: _containers.RepeatedScalarFieldContainer[int]
     has_weights: bool
-    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., num_committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., plan_json: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., awaited: _Optional[_Iterable[_Union[Awaited, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkTotals, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, WorkerParameters]] = ..., submitted_unix_ns: _Optional[int] = ..., ended_unix_ns: _Optional[int] = ..., stage_steps: _Optional[_Iterable[int]] = ..., has_weights: _Optional[bool] = ...) -> None: ...
+    fingerprints: _containers.ScalarMap[str, str]
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., num_committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., plan_json: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., awaited: _Optional[_Iterable[_Union[Awaited, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkTotals, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, WorkerParameters]] = ..., submitted_unix_ns: _Optional[int] = ..., ended_unix_ns: _Optional[int] = ..., stage_steps: _Optional[_Iterable[int]] = ..., has_weights: _Optional[bool] = ..., fingerprints: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WorkerParameters(_message.Message):
     __slots__ = ("parameters",)

@@ -13,6 +13,7 @@ from pipesvc.core.edges import edges_of
 from pipesvc.core.plan import Plan
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model import malloc
+from pipesvc.model.fingerprint import numeric_fingerprint
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls
 from pipesvc.worker.executor import state
@@ -123,9 +124,5 @@ def _ready(stages: dict[int, Stage]) -> local_pb2.Ready:
         for stage in stages.values()
         for name, parameter in stage.named_parameters().items()
     ]
-    devices = sorted({stage.spec.device.type for stage in stages.values()})
-    fingerprint = (
-        f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, "
-        f"{torch.get_num_threads()} threads, {'+'.join(devices)}"
-    )
+    fingerprint = numeric_fingerprint({stage.spec.device.type for stage in stages.values()})
     return local_pb2.Ready(parameters=parameters, fingerprint=fingerprint)

@@ -1,0 +1,87 @@
+"""`pipesvc verify` on real processes: green where the numbers are the same, else red with name and size."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipesvc
+from pipesvc.errors import ErrorCode, PipesvcError
+from tests.integration import module_jobs
+from tests.integration.test_modules import make_job
+
+
+class Drawing(module_jobs.Skipping):
+    """Random numbers in a unit and between units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+        self.norm = nn.Sequential(nn.LayerNorm(module_jobs.WIDTH), nn.Dropout(0.3))  # type: ignore[assignment]
+
+    def forward(self, ids: Tensor, weight: Tensor, scale: float = 0.5) -> Tensor:
+        return super().forward(ids, self.drop(weight) + torch.rand_like(weight), scale)
+
+
+class Drifting(module_jobs.Skipping):
+    """What no cut may change and no process shares: this model is another one in each process."""
+
+    def forward(self, ids: Tensor, weight: Tensor, scale: float = 0.5) -> Tensor:
+        return super().forward(ids, weight, scale + os.getpid() * 1e-3)
+
+
+def dropping() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Embedding(module_jobs.VOCABULARY, 8), nn.Dropout(0.5), nn.Flatten(), nn.Dropout(0.1), nn.Linear(40, 4)
+    )
+
+
+def ids_alone() -> list[tuple[Tensor, Tensor]]:
+    return [(inputs["ids"], label) for inputs, label in module_jobs.words()]
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_a05_a_module_that_draws_is_verified(cluster: pipesvc.Client, num_stages: int) -> None:
+    strategy = pipesvc.Strategy(micro_batches=3, num_stages=num_stages)
+    verdict = pipesvc.verify(cluster, make_job(Drawing, strategy=strategy), num_steps=3)
+    assert verdict.is_green
+    assert (verdict.difference, verdict.reason) == (None, "")
+    assert str(verdict).startswith(f"the same: 3 steps on {num_stages} stages and in one process")
+
+
+def test_a_list_of_layers_with_dropout_is_verified(cluster: pipesvc.Client) -> None:
+    job = make_job(dropping, data=pipesvc.DataSource(ids_alone, batch_size=8))
+    verdict = pipesvc.verify(cluster, job, num_steps=2)
+    assert (verdict.difference, verdict.num_steps, verdict.num_stages) == (None, 2, 2)
+
+
+def test_what_differs_is_told_by_name_and_size(cluster: pipesvc.Client) -> None:
+    verdict = pipesvc.verify(cluster, make_job(Drifting), num_steps=1)
+    assert not verdict.is_green
+    assert verdict.difference is not None
+    assert verdict.difference.name == "the loss of step 1"
+    assert verdict.difference.size > 0
+    assert str(verdict).startswith("DIFFERENT: 1 step on 2 stages")
+
+
+def test_a_stream_cannot_be_verified(cluster: pipesvc.Client) -> None:
+    job = make_job(data=pipesvc.StreamSource(iter(()), batch_size=8))
+    with pytest.raises(PipesvcError, match="reads twice") as caught:
+        pipesvc.verify(cluster, job)
+    assert caught.value.code is ErrorCode.INVALID_JOB
+
+
+def test_the_command_says_what_it_found(cluster: pipesvc.Client, state_dir: Path) -> None:
+    where = ["--coordinator", cluster.address, "--token-file", str(state_dir / "token")]
+    command = [sys.executable, "-m", "pipesvc", "verify", "examples/char_lm.py:job", "--steps", "2", *where]
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("the same: 2 steps on ")
