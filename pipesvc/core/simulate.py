@@ -77,7 +77,7 @@ def play(
         look_aheads=[lists.look_aheads[worker] for worker in workers],
         limits=[lists.bounds.get(stage, num_actions) for stage in range(num_stages)],
         pending=_numbered(list(map(len, own))),
-        num_ready=_num_ready(graph, len(workers)),
+        num_ready=graph.num_ready,
         free_s=[0.0] * len(workers),
         live=[0] * num_stages,
         peaks=[0] * num_stages,
@@ -120,14 +120,6 @@ def _numbered(lengths: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def _num_ready(graph: StepGraph, num_workers: int) -> list[int]:
-    """Of each worker, the actions that wait for no other."""
-    counts = [0] * num_workers
-    for worker, missing, awaited in zip(graph.worker, graph.missing, graph.awaited, strict=True):
-        counts[worker] += not (missing or awaited)
-    return counts
-
-
 @dataclass(slots=True, kw_only=True)
 class _Step:
     """The moving parts; lists are by worker, stage, action or link."""
@@ -168,7 +160,8 @@ class _Step:
         """Plays to the end, or until all wait for each other."""
         graph, pending, free_s, start_s, arrival_s = self.graph, self.pending, self.free_s, self.start_s, self.arrival_s
         stage_of, worker_of, duration_s, live_change = graph.stage, graph.worker, graph.duration_s, graph.live_change
-        after, sends, link_free_s, num_ready = graph.after, graph.sends, self.link_free_s, self.num_ready
+        (first_after, after), (first_sent, readers), routes = graph.after, graph.sends, graph.routes
+        link_free_s, num_ready = self.link_free_s, self.num_ready
         missing, awaited, live, peaks, limits = graph.missing, graph.awaited, self.live, self.peaks, self.limits
         able, is_able, moments, wakes_s = self.able, self.is_able, self.moments, self.wakes_s
         for worker, known_s in self._turns():
@@ -199,11 +192,12 @@ class _Step:
                 live[stage] += live_change[index]
                 if live[stage] > peaks[stage]:
                     peaks[stage] = live[stage]
-                for other in after[index]:
+                for other in after[first_after[index] : first_after[index + 1]]:
                     missing[other] -= 1
                     if not (missing[other] or awaited[other]):
                         num_ready[worker] += 1
-                for other, link, transfer_s, latency_s in sends[index]:
+                for place in range(first_sent[index], first_sent[index + 1]):
+                    other, (link, transfer_s, latency_s, _) = readers[place], routes[place]
                     sent_s = link_free_s[link]
                     sent_s = (sent_s if sent_s > now else now) + transfer_s
                     link_free_s[link] = sent_s
