@@ -32,14 +32,39 @@ from pipesvc.core.stage_costs import StageCost
 
 # How many more micro-batches are alive on a stage once an action of this kind has been taken.
 _LIVE_CHANGE: Final = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.WEIGHT_BACKWARD: -1}
-_LIVE_CHANGES: Final = np.array([_LIVE_CHANGE.get(kind, 0) for kind in ActionKind])
 _NUMBERS: Final = {kind: number for number, kind in enumerate(ActionKind)}
+_MAKERS: Final = {
+    result: [kind for kind in ActionKind if result in (each.kind for each in results(any_action(0, kind)))]
+    for result in ResultKind
+}
+_MADE_NUMBERS: Final = {result: number for number, result in enumerate(_MAKERS)}
 
 # Where an action or a result that the lists do not have would be; who waits for it waits for ever.
 ABSENT: Final = -1
 
+# What a parcel counts in `StepGraph.waits`; no action waits for so many others.
+PARCEL: Final = 1 << 20
+
 LinkOf: TypeAlias = Callable[[str, str], LinkCost]  # sender, receiver
 IndexArray: TypeAlias = npt.NDArray[np.intp]
+
+
+class Way(NamedTuple):
+    """How parcels of one kind get from a stage to a stage on another worker."""
+
+    readers: list[int]  # by micro-batch: the action that waits for it
+    link: int  # index in StepGraph.links
+    transfer_s: float  # the link is busy; parcels of one link are sent one after the other
+    latency_s: float  # and then on their way
+
+
+class Task(NamedTuple):
+    """What the actions of one stage and kind have in common."""
+
+    stage: int
+    duration_s: float
+    live_change: int
+    ways: list[Way]  # of what they send
 
 
 class Arcs(NamedTuple):
@@ -49,33 +74,19 @@ class Arcs(NamedTuple):
     second: list[int]
 
 
-class Route(NamedTuple):
-    """How parcels of one kind get from a stage to a stage on another worker."""
-
-    link: int  # index in StepGraph.links
-    transfer_s: float  # the link is busy; parcels of one link are sent one after the other
-    latency_s: float  # and then on their way
-    num_bytes: int  # of each
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepGraph:
-    """Actions are numbered worker by worker, in the order of their lists. What is not said otherwise is by action.
-
-    The simulator counts `missing` and `awaited` down.
-    """
+    """Actions are numbered worker by worker, in the order of their lists. What is not said otherwise is by action."""
 
     actions: list[Action]
-    stage: list[int]
+    tasks: list[Task]
     worker: list[int]
-    duration_s: list[float]
-    live_change: list[int]
-    missing: list[int]  # actions of its worker that must be taken before this one
-    awaited: list[int]  # parcels that must have come
+    micro_batch: list[int]  # 0 for what happens once a step
+    # Actions of its worker that must be taken before, and PARCEL for each parcel that must have come. The simulator
+    # counts it down.
+    waits: list[int]
     num_ready: list[int]  # per worker: the actions that wait for no other
-    after: Arcs  # to those in whose `missing` it is counted
-    sends: Arcs  # to those in whose `awaited` it is
-    routes: list[Route]  # of each of the `sends`
+    after: Arcs  # to those that wait until this one has been taken
     links: list[tuple[str, str]]  # sender and receiver
     link_bytes: list[int]  # per link, in one step
     busy_s: list[float]  # per stage
@@ -101,63 +112,76 @@ class _Builder:
     ) -> None:
         self._stages, self._link, self._num_workers = stages, link, len(lists)
         self._actions = [action for actions in lists for action in actions]
-        self._stage = [action.stage for action in self._actions]
-        self._kind = np.array([_NUMBERS[action.kind] for action in self._actions], np.intp)
         self._worker = np.repeat(np.arange(len(lists)), list(map(len, lists)))
-        self._row = np.array(self._stage, np.intp) * len(_NUMBERS) + self._kind
+        self._micro_batch = [action.micro_batch or 0 for action in self._actions]
+        kind = np.array([_NUMBERS[action.kind] for action in self._actions], np.intp)
+        stage = np.array([action.stage for action in self._actions], np.intp)
+        self._row = stage * len(_NUMBERS) + kind
         self._sorted = np.argsort(self._row, kind="stable")
         self.groups = self._grouped()
-        self._table, self._made = self._tabled(num_micro_batches)
-        # Pairs of rows, the second of which waits for the first, and of single actions.
+        # [R, m]: actions by stage and kind, and those that make a result by stage and kind of that.
+        table = np.full((len(stages), len(_NUMBERS), num_micro_batches), ABSENT)
+        table[stage, kind, self._micro_batch] = np.arange(len(self._actions))
+        made = [table[:, [_NUMBERS[kind] for kind in kinds]].max(axis=1) for kinds in _MAKERS.values()]
+        self._table = table.reshape(-1, num_micro_batches)
+        self._made = np.stack(made, axis=1).reshape(-1, num_micro_batches)
+        self._tasks = {
+            (stage, kind): Task(stage, stages[stage].seconds(kind), _LIVE_CHANGE.get(kind, 0), [])
+            for stage, kind in self.groups
+        }
+        # Pairs of a row of results, or of actions, and a row of actions that waits for it.
         self._taken: list[tuple[int, int]] = []
-        self._taken_if_earlier: list[tuple[int, int]] = []
         self._sent: list[tuple[int, int]] = []
-        self._routes: list[Route] = []  # of `_sent`
-        self._single: list[tuple[int, int]] = []
-        self._links: dict[tuple[str, str], int] = {}
+        self._taken_if_earlier: list[tuple[int, int]] = []
+        self._single: list[tuple[int, int]] = []  # pairs of actions
+        self._link_bytes: dict[tuple[str, str], int] = {}
 
     def _grouped(self) -> dict[tuple[int, ActionKind], list[int]]:
         """Actions of one stage and kind, in the order of their list."""
-        indices = self._sorted.tolist()
-        begins = np.unique(self._row[self._sorted], return_index=True)[1].tolist()
-        groups = sorted(indices[begin:end] for begin, end in pairwise([*begins, len(indices)]))
+        indices, row = self._sorted.tolist(), self._row[self._sorted]
+        begins = (np.flatnonzero(row[1:] != row[:-1]) + 1).tolist()
+        groups = sorted(indices[begin:end] for begin, end in pairwise([0, *begins, len(indices)]))
         firsts = (self._actions[group[0]] for group in groups)
         return {(first.stage, first.kind): group for first, group in zip(firsts, groups, strict=True)}
-
-    def _tabled(self, num_micro_batches: int) -> tuple[IndexArray, dict[tuple[int, ResultKind], int]]:
-        """[R, m] Actions by row and micro-batch, what happens once a step at 0; and the rows of those that make what.
-
-        The last row, which is at ABSENT, has no action.
-        """
-        table = np.full((len(self._stages) * len(_NUMBERS), num_micro_batches), ABSENT)
-        table[self._row, [action.micro_batch or 0 for action in self._actions]] = np.arange(len(self._actions))
-        made: dict[tuple[int, ResultKind], int] = {}
-        for stage, kind in self.groups:
-            for result in results(any_action(stage, kind)):
-                row, other = _row(stage, kind), made.get((stage, result.kind))
-                if other is not None:
-                    table = np.vstack([table, np.maximum(table[other], table[row])])
-                    row = len(table) - 1
-                made[stage, result.kind] = row
-        return np.vstack([table, np.full(num_micro_batches, ABSENT)]), made
 
     def connect_needs(self, stage: int, kind: ActionKind, needed: Sequence[Result]) -> None:
         """What is needed of the first micro-batch holds for all; what happens once a step needs all of its stage."""
         for need in needed:
-            rows = self._made.get((need.stage, need.kind), ABSENT), _row(stage, kind)
+            rows = _made_row(need), _row(stage, kind)
             if need.micro_batch is not None and kind not in PER_MICRO_BATCH:
-                self._single.extend((last, self.groups[stage, kind][0]) for last in self._lasts(need, rows[0]))
+                self._single.extend((last, self.groups[stage, kind][0]) for last in self._lasts(need))
             elif self._stages[need.stage].worker == self._stages[stage].worker:
                 self._taken.append(rows)
             else:
                 self._sent.append(rows)
-                self._routes.append(self._route(need, stage))
+                self._connect_workers(need, self._stages[stage].worker, self._table[rows[1]])
 
-    def _lasts(self, need: Result, row: int) -> list[int]:
+    def _lasts(self, need: Result) -> list[int]:
         """Actions of one kind are taken in order, so the last stands for all."""
-        makers = (kind for kind in ActionKind if need in results(any_action(need.stage, kind)))
-        lasts = [self.groups[need.stage, kind][-1] for kind in makers if (need.stage, kind) in self.groups]
-        return [*lasts, ABSENT] if (self._table[row] == ABSENT).any() else lasts
+        groups = (self.groups.get((need.stage, kind)) for kind in _MAKERS[need.kind])
+        lasts = [group[-1] for group in groups if group]
+        return [*lasts, ABSENT] if ABSENT in self._made[_made_row(need)] else lasts
+
+    def _connect_workers(self, need: Result, worker: str, readers: IndexArray) -> None:
+        workers = self._stages[need.stage].worker, worker
+        cost, num_bytes = self._link(*workers), self._parcel_bytes(need)
+        num_parcels = int(((readers != ABSENT) & (self._made[_made_row(need)] != ABSENT)).sum())
+        self._link_bytes[workers] = self._link_bytes.get(workers, 0) + num_parcels * num_bytes
+        link = list(self._link_bytes).index(workers)
+        way = Way(readers.tolist(), link, num_bytes / cost.bytes_per_s, cost.latency_s)
+        for kind in _MAKERS[need.kind]:
+            if (need.stage, kind) in self.groups:
+                self._tasks[need.stage, kind].ways.append(way)
+
+    def _parcel_bytes(self, result: Result) -> int:
+        """Norms and scale are a few bytes; what they cost is latency."""
+        match result.kind:
+            case ResultKind.OUTPUT:
+                return self._stages[result.stage].output_bytes
+            case ResultKind.INPUT_GRADIENT:
+                return self._stages[result.stage - 1].output_gradient_bytes
+            case _:
+                return 0
 
     def connect_order(self, stage: int, kind: ActionKind, needed: Sequence[Result]) -> None:
         """Of a kind that is always followed, the nearest earlier one stands for all before it, which it follows too."""
@@ -170,83 +194,58 @@ class _Builder:
             if (stage, other) in self.groups and set(needed).isdisjoint(results(any_action(stage, other))):
                 self._taken_if_earlier.append((_row(stage, other), _row(stage, kind)))
 
-    def _route(self, need: Result, consumer: int) -> Route:
-        workers = self._stages[need.stage].worker, self._stages[consumer].worker
-        cost, num_bytes = self._link(*workers), self._parcel_bytes(need)
-        link = self._links.setdefault(workers, len(self._links))
-        return Route(link, num_bytes / cost.bytes_per_s, cost.latency_s, num_bytes)
-
-    def _parcel_bytes(self, result: Result) -> int:
-        """Norms and scale are a few bytes; what they cost is latency."""
-        match result.kind:
-            case ResultKind.OUTPUT:
-                return self._stages[result.stage].output_bytes
-            case ResultKind.INPUT_GRADIENT:
-                return self._stages[result.stage - 1].output_gradient_bytes
-            case _:
-                return 0
-
     def graph(self) -> StepGraph:
         """All that was collected."""
-        taken, sent = self._all_taken(), self._pairs(self._sent)
-        route = np.repeat(np.arange(len(self._sent)), self._table.shape[1])
-        sent, route = sent[:, sent[1] != ABSENT], route[sent[1] != ABSENT]
-        num_actions = len(self._actions)
-        missing, awaited = np.bincount(taken[1], minlength=num_actions), np.bincount(sent[1], minlength=num_actions)
-        is_free = (missing == 0) & (awaited == 0)
-        after, _ = _arcs(taken, num_actions)
-        sends, order = _arcs(sent, num_actions)
-        routes = [self._routes[index] for index in route[order].tolist()]
-        seconds, busy_s = np.zeros(len(self._table)), [0.0] * len(self._stages)
-        for (stage, kind), group in self.groups.items():
-            seconds[_row(stage, kind)] = self._stages[stage].seconds(kind)
-            busy_s[stage] += self._stages[stage].seconds(kind) * len(group)
-        link_bytes = [0] * len(self._links)
-        for link, _, _, num_bytes in routes:
-            link_bytes[link] += num_bytes
+        num_actions, by_row = len(self._actions), {_row(*group): task for group, task in self._tasks.items()}
+        taken, read = self._all_taken(), _pairs(self._made, self._table, self._sent)[1]
+        waits = np.bincount(taken[1], minlength=num_actions)
+        waits += PARCEL * np.bincount(read[read != ABSENT], minlength=num_actions)
+        busy_s = [0.0] * len(self._stages)
+        for key, task in self._tasks.items():
+            busy_s[task.stage] += task.duration_s * len(self.groups[key])
         return StepGraph(
             actions=self._actions,
-            stage=self._stage,
+            tasks=[by_row[row] for row in self._row.tolist()],
             worker=self._worker.tolist(),
-            duration_s=seconds[self._row].tolist(),
-            live_change=_LIVE_CHANGES[self._kind].tolist(),
-            missing=missing.tolist(),
-            awaited=awaited.tolist(),
-            num_ready=np.bincount(self._worker[is_free], minlength=self._num_workers).tolist(),
-            after=after,
-            sends=sends,
-            routes=routes,
-            links=list(self._links),
-            link_bytes=link_bytes,
+            micro_batch=self._micro_batch,
+            waits=waits.tolist(),
+            num_ready=np.bincount(self._worker[waits == 0], minlength=self._num_workers).tolist(),
+            after=_arcs(taken, num_actions),
+            links=list(self._link_bytes),
+            link_bytes=list(self._link_bytes.values()),
             busy_s=busy_s,
         )
 
     def _all_taken(self) -> IndexArray:
-        """[2, pairs] The second action waits until the first has been taken from their list."""
+        """[2, pairs] The second action waits until the first, which may be absent, has been taken from their list."""
         follows = self._row[self._sorted[:-1]] == self._row[self._sorted[1:]]
         same_kind = np.stack([self._sorted[:-1], self._sorted[1:]])[:, follows]
-        earlier = self._pairs(self._taken_if_earlier)
+        earlier = _pairs(self._table, self._table, self._taken_if_earlier)
         earlier = earlier[:, (earlier[0] != ABSENT) & (earlier[0] < earlier[1])]
         single = np.array(self._single, np.intp).reshape(-1, 2).T
-        taken = np.concatenate([same_kind, self._pairs(self._taken), earlier, single], axis=1)
+        needed = _pairs(self._made, self._table, self._taken)
+        taken = np.concatenate([same_kind, needed, earlier, single], axis=1)
         return np.asarray(taken[:, taken[1] != ABSENT])
-
-    def _pairs(self, rows: Sequence[tuple[int, int]]) -> IndexArray:
-        """[2, rows x m] Those of all micro-batches."""
-        first, second = np.array(rows, np.intp).reshape(-1, 2).T
-        return np.stack([self._table[first].reshape(-1), self._table[second].reshape(-1)])
 
 
 def _row(stage: int, kind: ActionKind) -> int:
     return stage * len(_NUMBERS) + _NUMBERS[kind]
 
 
-def _arcs(pairs: IndexArray, num_actions: int) -> tuple[Arcs, IndexArray]:
-    """The pairs whose first is there, in its order, and which of the pairs each of them is."""
-    order = np.argsort(pairs[0], kind="stable")
-    begin = pairs[0, order].searchsorted(np.arange(num_actions + 1))
-    order, begin = order[begin[0] :], begin - begin[0]
-    return Arcs(begin.tolist(), pairs[1, order].tolist()), order
+def _made_row(result: Result) -> int:
+    return result.stage * len(_MAKERS) + _MADE_NUMBERS[result.kind]
+
+
+def _pairs(firsts: IndexArray, seconds: IndexArray, rows: Sequence[tuple[int, int]]) -> IndexArray:
+    """[2, rows x m] Those of all micro-batches."""
+    first, second = np.array(rows, np.intp).reshape(-1, 2).T
+    return np.stack([firsts[first].reshape(-1), seconds[second].reshape(-1)])
+
+
+def _arcs(pairs: IndexArray, num_actions: int) -> Arcs:
+    first, second = pairs[:, pairs[0] != ABSENT]
+    begin = np.bincount(first + 1, minlength=num_actions + 1).cumsum()
+    return Arcs(begin.tolist(), second[np.argsort(first, kind="stable")].tolist())
 
 
 def _nearest_earlier(others: Sequence[int], indices: Sequence[int]) -> Iterator[tuple[int, int]]:
