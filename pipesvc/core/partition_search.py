@@ -37,6 +37,10 @@ _PRICE_REACH: Final = 0.06
 # the best plan is excluded, this keeps boxes from being halved again and again for nothing.
 _GROWTH: Final = 4.0
 
+# A part of the objective. A search that has no further to go takes up the boxes that the one before it left; for one
+# that has, those are too small and too many.
+_NEAR: Final = 0.01
+
 
 class Box(NamedTuple):
     """Plans whose bottleneck and largest update lie in these ranges; `bound_s` is below each one's objective."""
@@ -46,6 +50,7 @@ class Box(NamedTuple):
     bottleneck_s: tuple[float, float]
     update_s: tuple[float, float]
     reach: float  # of the first table
+    is_closed: bool = False  # tables have shown that no plan of it was good enough; a later search may ask for less
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class Search:
     best: Route | None = None
     best_s: float = INFINITY
     num_filled: int = 0
-    boxes: list[Box] = field(default_factory=list)
+    boxes: list[Box] = field(default_factory=list)  # a heap; what no search has had to look into
     prices_s: list[FloatArray] = field(init=False)  # of each of the `states`, what was best last
 
     def __post_init__(self) -> None:
@@ -95,10 +100,10 @@ class Search:
         self.best, self.best_s = None, INFINITY
         for objective_s, route in self.seen:
             self._offer(objective_s, route)
-        least_bottleneck_s = self._first()
+        if self.best is None or not self.boxes or self.boxes[0].bound_s < self.best_s * (1 - _NEAR):
+            self._push_all(self._first())
         if self.best is None:
             return None
-        self.boxes = [self._whole(least_bottleneck_s)]
         lower_bound_s = self.best_s
         while self.boxes and self.boxes[0].bound_s < self.best_s * (1 - TOLERANCE):
             if self.num_filled >= MAX_FILLED:
@@ -126,16 +131,23 @@ class Search:
         middle = (low + found.bottleneck_s) / 2
         return low if self._fill(self._capped(Caps(bottleneck_s=middle))) else _above(middle)
 
-    def _whole(self, low: float) -> Box:
-        """All plans that may be better than the best yet."""
+    def _push_all(self, low: float) -> None:
+        """All plans: a box with those that may be better than the best yet, and boxes around it with the others."""
+        self.boxes.clear()
         total_s = float(self.states[0].least_s[-1])
         updates = np.diff(self.kinds.update_s, axis=1)
         low_update = float(np.where(np.diff(self.kinds.num_barred, axis=1) == 0, updates, np.inf).min(axis=0).max())
-        high, spare_s = self._largest_bottleneck_s(), self.best_s - total_s - low_update
+        most, most_update = self._largest_bottleneck_s(), float(self.kinds.update_s[:, -1].max())
+        high, spare_s = most, self.best_s - total_s - low_update
         if self.later:
             high = min(high, spare_s / self.later)
         high_update = self.best_s - total_s - self.later * low
-        return self._box(total_s, (low, high), (low_update, high_update), _FIRST_REACH)
+        for bottleneck_s, update_s in (
+            ((low, high), (low_update, high_update)),
+            ((low, high), (max(low_update, _above(high_update)), most_update)),
+            ((max(low, _above(high)), most), (low_update, most_update)),
+        ):
+            self._push(self._box(total_s, bottleneck_s, update_s, _FIRST_REACH))
 
     def _largest_bottleneck_s(self) -> float:
         """No plan can exceed it."""
@@ -181,7 +193,7 @@ class Search:
 
     def _push(self, box: Box) -> None:
         (low, high), (low_update, high_update) = box.bottleneck_s, box.update_s
-        if low <= high and low_update <= high_update and box.bound_s < self.best_s * (1 - TOLERANCE):
+        if low <= high and low_update <= high_update:
             heapq.heappush(self.boxes, box)
 
     def _width_s(self, box: Box) -> float:
@@ -191,6 +203,9 @@ class Search:
 
     def _parts(self, box: Box) -> Iterator[Box]:
         """What is left of a box after the half with the lower caps on its more valuable side was tried."""
+        if box.is_closed:
+            yield from self._tried(box)
+            return
         (low, high), (low_update, high_update) = box.bottleneck_s, box.update_s
         if high_update - low_update > self.later * (high - low):
             middle, middle_update = high, _half(low_update, high_update)
@@ -217,16 +232,19 @@ class Search:
             bound_s = cap_s
             if width_s > cap_s - first_s:
                 break
-        yield self._box(bound_s, box.bottleneck_s, box.update_s, box.reach * _GROWTH)
+        left = self._box(bound_s, box.bottleneck_s, box.update_s, box.reach * _GROWTH)
+        yield left._replace(is_closed=bound_s >= limit_s)
 
     def _around(self, box: Box, found: Cheapest) -> Iterator[Box]:
-        """A box without the plans that are no better, in sum, bottleneck and update, than the one that was found."""
+        """A box in parts; the last has plans that are no better, in sum, bottleneck and update, than the one found."""
         (low, high), (low_update, high_update) = box.bottleneck_s, box.update_s
         below = low, min(high, _below(found.bottleneck_s))
         above = max(low, found.bottleneck_s), high
         below_update = low_update, min(high_update, _below(found.update_s))
+        above_update = max(low_update, found.update_s), high_update
         yield self._box(found.total_s, below, box.update_s, box.reach)
         yield self._box(found.total_s, above, below_update, box.reach)
+        yield self._box(found.total_s, above, above_update, box.reach)
 
 
 def _growing(bound_s: float, limit_s: float, reach_s: float) -> Iterator[float]:
@@ -245,7 +263,8 @@ def _half(low: float, high: float) -> float:
 
 
 def _below(value: float) -> float:
-    return value * (1 - 2 * TOLERANCE)
+    """Nothing is below 0."""
+    return value * (1 - 2 * TOLERANCE) if value > 0 else -1.0
 
 
 def _above(value: float) -> float:

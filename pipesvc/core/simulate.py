@@ -21,12 +21,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
-from operator import add
 from typing import Final
 
 from pipesvc.core.costs import LinkCost
 from pipesvc.core.stage_costs import StageCost
-from pipesvc.core.step_graph import LinkOf, StepGraph, build
+from pipesvc.core.step_graph import ABSENT, PARCEL, LinkOf, StepGraph, build
 from pipesvc.core.step_lists import StepLists, step_lists
 from pipesvc.core.timeline import Simulation
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -77,12 +76,12 @@ def play(
         look_aheads=[lists.look_aheads[worker] for worker in workers],
         limits=[lists.bounds.get(stage, num_actions) for stage in range(num_stages)],
         pending=_numbered(list(map(len, own))),
-        num_ready=_num_ready(graph, len(workers)),
         free_s=[0.0] * len(workers),
         live=[0] * num_stages,
         peaks=[0] * num_stages,
         arrival_s=[0.0] * num_actions,
         start_s=[0.0] * num_actions,
+        end_s=[0.0] * num_actions,
         link_free_s=[0.0] * len(graph.links),
         able=deque(range(len(workers))),
         is_able=[True] * len(workers),
@@ -107,7 +106,7 @@ def play(
         link_bytes=dict(zip(graph.links, graph.link_bytes, strict=True)),
         actions=graph.actions,
         starts_s=step.start_s,
-        ends_s=list(map(add, step.start_s, graph.duration_s)),
+        ends_s=step.end_s,
     )
 
 
@@ -120,14 +119,6 @@ def _numbered(lengths: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def _num_ready(graph: StepGraph, num_workers: int) -> list[int]:
-    """Of each worker, the actions that wait for no other."""
-    counts = [0] * num_workers
-    for worker, missing, awaited in zip(graph.worker, graph.missing, graph.awaited, strict=True):
-        counts[worker] += not (missing or awaited)
-    return counts
-
-
 @dataclass(slots=True, kw_only=True)
 class _Step:
     """The moving parts; lists are by worker, stage, action or link."""
@@ -136,12 +127,12 @@ class _Step:
     look_aheads: Sequence[int]
     limits: Sequence[int]
     pending: list[list[int]]  # of each worker, the head of its list last, where it is cheap to take
-    num_ready: list[int]  # of each worker, the pending actions that wait for nothing but a moment, or for room
     free_s: list[float]  # the end of what each worker did last
     live: list[int]
     peaks: list[int]
     arrival_s: list[float]  # of the latest parcel for an action, among those that are known
     start_s: list[float]
+    end_s: list[float]
     link_free_s: list[float]
     # Workers for which something has become known; first come, first served, as more has by the time of their turn.
     able: deque[int]
@@ -166,70 +157,72 @@ class _Step:
 
     def run(self) -> None:
         """Plays to the end, or until all wait for each other."""
-        graph, pending, free_s, start_s, arrival_s = self.graph, self.pending, self.free_s, self.start_s, self.arrival_s
-        stage_of, worker_of, duration_s, live_change = graph.stage, graph.worker, graph.duration_s, graph.live_change
-        after, sends, link_free_s, num_ready = graph.after, graph.sends, self.link_free_s, self.num_ready
-        missing, awaited, live, peaks, limits = graph.missing, graph.awaited, self.live, self.peaks, self.limits
-        able, is_able, moments, wakes_s = self.able, self.is_able, self.moments, self.wakes_s
+        graph, start_s, end_s, arrival_s = self.graph, self.start_s, self.end_s, self.arrival_s
+        tasks, micro_batch, worker_of, waits = graph.tasks, graph.micro_batch, graph.worker, graph.waits
+        first_after, after = graph.after
+        live, peaks, limits, link_free_s = self.live, self.peaks, self.limits, self.link_free_s
+        num_ready, able, is_able = graph.num_ready, self.able, self.is_able
         for worker, known_s in self._turns():
-            own, now = pending[worker], free_s[worker]
-            while own:
+            own, now, ready = self.pending[worker], self.free_s[worker], num_ready[worker]
+            while ready:
                 index = own[-1]
-                stage = stage_of[index]
-                if (
-                    not (missing[index] or awaited[index])
-                    and arrival_s[index] <= now
-                    and (live_change[index] <= 0 or live[stage] < limits[stage])
-                ):
+                stage, duration_s, live_change, ways = tasks[index]
+                if not waits[index] and arrival_s[index] <= now and (live_change <= 0 or live[stage] < limits[stage]):
                     own.pop()
-                elif not num_ready[worker]:
-                    break
                 else:
                     position, able_s, is_certain = self._look(worker, now)
                     if not is_certain and able_s > known_s:
-                        if able_s < inf:
-                            wakes_s[worker] = able_s
-                            heappush(moments, (able_s, worker))
+                        self._wait(worker, able_s)
                         break
                     index, now = own.pop(position), able_s
-                    stage = stage_of[index]
-                num_ready[worker] -= 1
+                    stage, duration_s, live_change, ways = tasks[index]
+                ready -= 1
                 start_s[index] = now
-                now += duration_s[index]
-                live[stage] += live_change[index]
-                if live[stage] > peaks[stage]:
-                    peaks[stage] = live[stage]
-                for other in after[index]:
-                    missing[other] -= 1
-                    if not (missing[other] or awaited[other]):
-                        num_ready[worker] += 1
-                for other, link, transfer_s, latency_s in sends[index]:
+                now += duration_s
+                end_s[index] = now
+                if live_change:
+                    live[stage] += live_change
+                    if live[stage] > peaks[stage]:
+                        peaks[stage] = live[stage]
+                for other in after[first_after[index] : first_after[index + 1]]:
+                    waits[other] -= 1
+                    if not waits[other]:
+                        ready += 1
+                for readers, link, transfer_s, latency_s in ways:
+                    other = readers[micro_batch[index]]
+                    if other == ABSENT:
+                        continue
                     sent_s = link_free_s[link]
                     sent_s = (sent_s if sent_s > now else now) + transfer_s
                     link_free_s[link] = sent_s
                     if sent_s + latency_s > arrival_s[other]:
                         arrival_s[other] = sent_s + latency_s
-                    awaited[other] -= 1
-                    if not (awaited[other] or missing[other]):
+                    waits[other] -= PARCEL
+                    if not waits[other]:
                         reader = worker_of[other]
                         num_ready[reader] += 1
                         if not is_able[reader]:
                             is_able[reader] = True
                             able.append(reader)
-            free_s[worker] = now
+            self.free_s[worker], num_ready[worker] = now, ready
+
+    def _wait(self, worker: int, until_s: float) -> None:
+        """For its moment, if there is one that is known."""
+        if until_s < inf:
+            self.wakes_s[worker] = until_s
+            heappush(self.moments, (until_s, worker))
 
     def _look(self, worker: int, now: float) -> tuple[int, float, bool]:
         """Where the action stands that runs next as far as is known, when, and whether no other can come before it."""
-        missing, awaited, live_change = self.graph.missing, self.graph.awaited, self.graph.live_change
+        tasks, waits = self.graph.tasks, self.graph.waits
         found, found_s, is_open = 0, inf, False
         for place, index in enumerate(self.pending[worker][: -self.look_aheads[worker] - 1 : -1]):
-            if missing[index]:
+            if waits[index] % PARCEL:
                 continue
-            if live_change[index] > 0:
-                stage = self.graph.stage[index]
-                if self.live[stage] >= self.limits[stage]:
-                    continue
-            if awaited[index]:
+            stage, _, live_change, _ = tasks[index]
+            if live_change > 0 and self.live[stage] >= self.limits[stage]:
+                continue
+            if waits[index]:
                 is_open = True
                 continue
             able_s = self.arrival_s[index]

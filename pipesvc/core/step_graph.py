@@ -7,16 +7,23 @@ Two relations make the graph. What an action needs is told by `actions.needs`, a
 because the answer is the same for every micro-batch. What it may not overtake on its own stage is told by
 `choice.choose`, asked once for each pair of kinds. Within one worker both mean the same: another action must have been
 taken from the list. From another worker comes a parcel, which takes time.
+
+Both are told of groups, the actions of one stage and kind, and then worked out for all micro-batches of all groups at
+once, as arrays.
+
+Legend: R rows of the table of actions, m micro-batches.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from pipesvc.core.actions import PER_MICRO_BATCH, Action, ActionKind, Result, ResultKind, needs, results
 from pipesvc.core.costs import LinkCost
@@ -25,190 +32,220 @@ from pipesvc.core.stage_costs import StageCost
 
 # How many more micro-batches are alive on a stage once an action of this kind has been taken.
 _LIVE_CHANGE: Final = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.WEIGHT_BACKWARD: -1}
+_NUMBERS: Final = {kind: number for number, kind in enumerate(ActionKind)}
+_MAKERS: Final = {
+    result: [kind for kind in ActionKind if result in (each.kind for each in results(any_action(0, kind)))]
+    for result in ResultKind
+}
+_MADE_NUMBERS: Final = {result: number for number, result in enumerate(_MAKERS)}
 
 # Where an action or a result that the lists do not have would be; who waits for it waits for ever.
 ABSENT: Final = -1
 
+# What a parcel counts in `StepGraph.waits`; no action waits for so many others.
+PARCEL: Final = 1 << 20
+
 LinkOf: TypeAlias = Callable[[str, str], LinkCost]  # sender, receiver
+IndexArray: TypeAlias = npt.NDArray[np.intp]
 
 
-# Who waits for the parcel, and the fields of its `Route`: one plain tuple, which the simulator unpacks for each parcel.
-Send: TypeAlias = tuple[int, int, float, float]
-
-
-class Route(NamedTuple):
+class Way(NamedTuple):
     """How parcels of one kind get from a stage to a stage on another worker."""
 
+    readers: list[int]  # by micro-batch: the action that waits for it
     link: int  # index in StepGraph.links
     transfer_s: float  # the link is busy; parcels of one link are sent one after the other
     latency_s: float  # and then on their way
 
 
-@dataclass(slots=True)
+class Task(NamedTuple):
+    """What the actions of one stage and kind have in common."""
+
+    stage: int
+    duration_s: float
+    live_change: int
+    ways: list[Way]  # of what they send
+
+
+class Arcs(NamedTuple):
+    """Pairs of actions by the first of each: the seconds of action i are `second[begin[i] : begin[i + 1]]`."""
+
+    begin: list[int]
+    second: list[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepGraph:
     """Actions are numbered worker by worker, in the order of their lists. What is not said otherwise is by action."""
 
     actions: list[Action]
-    stage: list[int] = field(init=False)
-    worker: list[int] = field(init=False)
-    duration_s: list[float] = field(init=False)
-    live_change: list[int] = field(init=False)
-    missing: list[int] = field(init=False)  # actions of its worker that must be taken before this one
-    awaited: list[int] = field(init=False)  # parcels that must have come
-    after: list[tuple[int, ...]] = field(init=False)  # those in whose `missing` it is counted
-    sends: list[tuple[Send, ...]] = field(init=False)  # to those in whose `awaited` it is
-    links: list[tuple[str, str]] = field(default_factory=list)  # sender and receiver
-    link_bytes: list[int] = field(default_factory=list)  # per link, in one step
-    busy_s: list[float] = field(default_factory=list)  # per stage
-
-    def __post_init__(self) -> None:
-        num_actions = len(self.actions)
-        self.stage, self.worker, self.live_change = [0] * num_actions, [0] * num_actions, [0] * num_actions
-        self.duration_s, self.missing, self.awaited = [0.0] * num_actions, [0] * num_actions, [0] * num_actions
-        self.after, self.sends = [()] * num_actions, [()] * num_actions
-
-    def wait_for_taken(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Of each pair, the second waits until the first has been taken from their list."""
-        after, missing = self.after, self.missing
-        for before, index in pairs:
-            if index != ABSENT:
-                missing[index] += 1
-                if before != ABSENT:
-                    after[before] += (index,)
-
-    def wait_for_parcels(self, pairs: Iterable[tuple[int, int]], route: Route, num_bytes: int) -> None:
-        """Of each pair, the second waits for what the first sends."""
-        sends, awaited = self.sends, self.awaited
-        link, transfer_s, latency_s = route
-        for before, index in pairs:
-            if index != ABSENT:
-                awaited[index] += 1
-                if before != ABSENT:
-                    sends[before] += ((index, link, transfer_s, latency_s),)
-                    self.link_bytes[link] += num_bytes
+    tasks: list[Task]
+    worker: list[int]
+    micro_batch: list[int]  # 0 for what happens once a step
+    # Actions of its worker that must be taken before, and PARCEL for each parcel that must have come. The simulator
+    # counts it down.
+    waits: list[int]
+    num_ready: list[int]  # per worker: the actions that wait for no other
+    after: Arcs  # to those that wait until this one has been taken
+    links: list[tuple[str, str]]  # sender and receiver
+    link_bytes: list[int]  # per link, in one step
+    busy_s: list[float]  # per stage
 
 
 def build(
     lists: Sequence[Sequence[Action]], stages: Sequence[StageCost], link: LinkOf, *, num_micro_batches: int, clips: bool
 ) -> StepGraph:
     """The graph of these workers' lists."""
-    builder = _Builder(lists, stages, link, num_micro_batches, clips)
-    for stage, kind in builder.indices:
-        builder.connect_needs(stage, kind)
-        builder.connect_order(stage, kind)
-    return builder.graph
+    builder = _Builder(lists, stages, link, num_micro_batches)
+    for stage, kind in builder.groups:
+        needed = needs(any_action(stage, kind), num_stages=len(stages), num_micro_batches=1, clips=clips)
+        builder.connect_needs(stage, kind, needed)
+        builder.connect_order(stage, kind, needed)
+    return builder.graph()
 
 
 class _Builder:
-    """Groups of actions of one stage and kind, from which the graph grows group by group."""
+    """Collects what groups wait for, as pairs of rows of one table, and makes the graph of it."""
 
     def __init__(
-        self,
-        lists: Sequence[Sequence[Action]],
-        stages: Sequence[StageCost],
-        link: LinkOf,
-        num_micro_batches: int,
-        clips: bool,
+        self, lists: Sequence[Sequence[Action]], stages: Sequence[StageCost], link: LinkOf, num_micro_batches: int
     ) -> None:
-        self._stages, self._link = stages, link
-        self._num_micro_batches, self._clips = num_micro_batches, clips
-        self.graph = StepGraph([action for actions in lists for action in actions])
-        self.graph.busy_s = [0.0] * len(stages)
-        # In the order of the list, and by micro-batch; what happens once a step is at 0.
-        self.indices: dict[tuple[int, ActionKind], list[int]] = defaultdict(list)
-        self._at: dict[tuple[int, ActionKind], list[int]] = {}
-        self._made: dict[tuple[int, ResultKind], list[int]] = {}
-        self._link_index: dict[tuple[str, str], int] = {}
-        for index, action in enumerate(self.graph.actions):
-            self.indices[action.stage, action.kind].append(index)
-        first = 0
-        for worker, actions in enumerate(lists):
-            self.graph.worker[first : first + len(actions)] = [worker] * len(actions)
-            first += len(actions)
-        for stage, kind in self.indices:
-            self._describe(stage, kind)
+        self._stages, self._link, self._num_workers = stages, link, len(lists)
+        self._actions = [action for actions in lists for action in actions]
+        self._worker = np.repeat(np.arange(len(lists)), list(map(len, lists)))
+        self._micro_batch = [action.micro_batch or 0 for action in self._actions]
+        kind = np.array([_NUMBERS[action.kind] for action in self._actions], np.intp)
+        stage = np.array([action.stage for action in self._actions], np.intp)
+        self._row = stage * len(_NUMBERS) + kind
+        self._sorted = np.argsort(self._row, kind="stable")
+        self.groups = self._grouped()
+        # [R, m]: actions by stage and kind, and those that make a result by stage and kind of that.
+        table = np.full((len(stages), len(_NUMBERS), num_micro_batches), ABSENT)
+        table[stage, kind, self._micro_batch] = np.arange(len(self._actions))
+        made = [table[:, [_NUMBERS[kind] for kind in kinds]].max(axis=1) for kinds in _MAKERS.values()]
+        self._table = table.reshape(-1, num_micro_batches)
+        self._made = np.stack(made, axis=1).reshape(-1, num_micro_batches)
+        self._tasks = {
+            (stage, kind): Task(stage, stages[stage].seconds(kind), _LIVE_CHANGE.get(kind, 0), [])
+            for stage, kind in self.groups
+        }
+        # Pairs of a row of results, or of actions, and a row of actions that waits for it.
+        self._taken: list[tuple[int, int]] = []
+        self._sent: list[tuple[int, int]] = []
+        self._taken_if_earlier: list[tuple[int, int]] = []
+        self._single: list[tuple[int, int]] = []  # pairs of actions
+        self._link_bytes: dict[tuple[str, str], int] = {}
 
-    def _describe(self, stage: int, kind: ActionKind) -> None:
-        graph, indices = self.graph, self.indices[stage, kind]
-        seconds, change = self._stages[stage].seconds(kind), _LIVE_CHANGE.get(kind, 0)
-        graph.busy_s[stage] += seconds * len(indices)
-        at = [ABSENT] * (self._num_micro_batches if kind in PER_MICRO_BATCH else 1)
-        for index in indices:
-            graph.stage[index] = stage
-            graph.duration_s[index] = seconds
-            graph.live_change[index] = change
-            at[graph.actions[index].micro_batch or 0] = index
-        self._at[stage, kind] = at
-        for result in results(any_action(stage, kind)):
-            others = self._made.get((stage, result.kind), at)
-            self._made[stage, result.kind] = at if others is at else list(map(max, at, others))
+    def _grouped(self) -> dict[tuple[int, ActionKind], list[int]]:
+        """Actions of one stage and kind, in the order of their list."""
+        indices, row = self._sorted.tolist(), self._row[self._sorted]
+        begins = (np.flatnonzero(row[1:] != row[:-1]) + 1).tolist()
+        groups = sorted(indices[begin:end] for begin, end in pairwise([0, *begins, len(indices)]))
+        firsts = (self._actions[group[0]] for group in groups)
+        return {(first.stage, first.kind): group for first, group in zip(firsts, groups, strict=True)}
 
-    def connect_needs(self, stage: int, kind: ActionKind) -> None:
-        """What `needs` says of one micro-batch holds for all."""
-        at = self._at[stage, kind]
-        wanted: dict[tuple[int, ResultKind], list[int]] = {}
-        for need in self._needs(stage, kind):
-            wanted.setdefault((need.stage, need.kind), []).append(need.micro_batch or 0)
-        for (other, result_kind), micro_batches in wanted.items():
-            made = self._made.get((other, result_kind), [ABSENT] * self._num_micro_batches)
-            if kind not in PER_MICRO_BATCH:
-                made = self._last_of_each_kind([made[micro_batch] for micro_batch in micro_batches])
-            pairs = zip(made, at if kind in PER_MICRO_BATCH else at * len(made), strict=True)
-            if self._stages[other].worker == self._stages[stage].worker:
-                self.graph.wait_for_taken(pairs)
+    def connect_needs(self, stage: int, kind: ActionKind, needed: Sequence[Result]) -> None:
+        """What is needed of the first micro-batch holds for all; what happens once a step needs all of its stage."""
+        for need in needed:
+            rows = _made_row(need), _row(stage, kind)
+            if need.micro_batch is not None and kind not in PER_MICRO_BATCH:
+                self._single.extend((last, self.groups[stage, kind][0]) for last in self._lasts(need))
+            elif self._stages[need.stage].worker == self._stages[stage].worker:
+                self._taken.append(rows)
             else:
-                num_bytes = self._parcel_bytes(other, result_kind)
-                self.graph.wait_for_parcels(pairs, self._route(other, stage, num_bytes), num_bytes)
+                self._sent.append(rows)
+                self._connect_workers(need, self._stages[stage].worker, self._table[rows[1]])
 
-    def connect_order(self, stage: int, kind: ActionKind) -> None:
-        """Of a kind that is always followed, the nearest earlier one stands for all before it, which it follows too."""
-        indices = self.indices[stage, kind]
-        for other in followed()[kind].always:
-            if other is kind:
-                self.graph.wait_for_taken(pairwise(indices))
-            elif (stage, other) in self.indices:
-                self.graph.wait_for_taken(_nearest_earlier(self.indices[stage, other], indices))
-        for other in followed()[kind].in_same_micro_batch:
-            if (stage, other) in self._at and not self._needs_result(stage, kind, other):
-                pairs = zip(self._at[stage, other], self._at[stage, kind], strict=True)
-                self.graph.wait_for_taken(pair for pair in pairs if ABSENT < pair[0] < pair[1])
-
-    def _needs(self, stage: int, kind: ActionKind) -> tuple[Result, ...]:
-        return needs(
-            any_action(stage, kind),
-            num_stages=len(self._stages),
-            num_micro_batches=self._num_micro_batches,
-            clips=self._clips,
-        )
-
-    def _needs_result(self, stage: int, kind: ActionKind, other: ActionKind) -> bool:
-        """Then it waits for the other anyway."""
-        return not set(self._needs(stage, kind)).isdisjoint(results(any_action(stage, other)))
-
-    def _last_of_each_kind(self, indices: Iterable[int]) -> list[int]:
+    def _lasts(self, need: Result) -> list[int]:
         """Actions of one kind are taken in order, so the last stands for all."""
-        actions = self.graph.actions
-        last = {None if index == ABSENT else actions[index].kind: index for index in sorted(indices)}
-        return list(last.values())
+        groups = (self.groups.get((need.stage, kind)) for kind in _MAKERS[need.kind])
+        lasts = [group[-1] for group in groups if group]
+        return [*lasts, ABSENT] if ABSENT in self._made[_made_row(need)] else lasts
 
-    def _parcel_bytes(self, producer: int, kind: ResultKind) -> int:
+    def _connect_workers(self, need: Result, worker: str, readers: IndexArray) -> None:
+        workers = self._stages[need.stage].worker, worker
+        cost, num_bytes = self._link(*workers), self._parcel_bytes(need)
+        num_parcels = int(((readers != ABSENT) & (self._made[_made_row(need)] != ABSENT)).sum())
+        self._link_bytes[workers] = self._link_bytes.get(workers, 0) + num_parcels * num_bytes
+        link = list(self._link_bytes).index(workers)
+        way = Way(readers.tolist(), link, num_bytes / cost.bytes_per_s, cost.latency_s)
+        for kind in _MAKERS[need.kind]:
+            if (need.stage, kind) in self.groups:
+                self._tasks[need.stage, kind].ways.append(way)
+
+    def _parcel_bytes(self, result: Result) -> int:
         """Norms and scale are a few bytes; what they cost is latency."""
-        match kind:
+        match result.kind:
             case ResultKind.OUTPUT:
-                return self._stages[producer].output_bytes
+                return self._stages[result.stage].output_bytes
             case ResultKind.INPUT_GRADIENT:
-                return self._stages[producer - 1].output_gradient_bytes
+                return self._stages[result.stage - 1].output_gradient_bytes
             case _:
                 return 0
 
-    def _route(self, producer: int, consumer: int, num_bytes: int) -> Route:
-        workers = self._stages[producer].worker, self._stages[consumer].worker
-        cost = self._link(*workers)
-        if workers not in self._link_index:
-            self._link_index[workers] = len(self.graph.links)
-            self.graph.links.append(workers)
-            self.graph.link_bytes.append(0)
-        return Route(self._link_index[workers], num_bytes / cost.bytes_per_s, cost.latency_s)
+    def connect_order(self, stage: int, kind: ActionKind, needed: Sequence[Result]) -> None:
+        """Of a kind that is always followed, the nearest earlier one stands for all before it, which it follows too."""
+        always, in_same_micro_batch = followed()[kind]
+        for other in always:
+            if other is not kind and (stage, other) in self.groups:
+                self._single.extend(_nearest_earlier(self.groups[stage, other], self.groups[stage, kind]))
+        for other in in_same_micro_batch:
+            # What it needs of the other it waits for anyway.
+            if (stage, other) in self.groups and set(needed).isdisjoint(results(any_action(stage, other))):
+                self._taken_if_earlier.append((_row(stage, other), _row(stage, kind)))
+
+    def graph(self) -> StepGraph:
+        """All that was collected."""
+        num_actions, by_row = len(self._actions), {_row(*group): task for group, task in self._tasks.items()}
+        taken, read = self._all_taken(), _pairs(self._made, self._table, self._sent)[1]
+        waits = np.bincount(taken[1], minlength=num_actions)
+        waits += PARCEL * np.bincount(read[read != ABSENT], minlength=num_actions)
+        busy_s = [0.0] * len(self._stages)
+        for key, task in self._tasks.items():
+            busy_s[task.stage] += task.duration_s * len(self.groups[key])
+        return StepGraph(
+            actions=self._actions,
+            tasks=[by_row[row] for row in self._row.tolist()],
+            worker=self._worker.tolist(),
+            micro_batch=self._micro_batch,
+            waits=waits.tolist(),
+            num_ready=np.bincount(self._worker[waits == 0], minlength=self._num_workers).tolist(),
+            after=_arcs(taken, num_actions),
+            links=list(self._link_bytes),
+            link_bytes=list(self._link_bytes.values()),
+            busy_s=busy_s,
+        )
+
+    def _all_taken(self) -> IndexArray:
+        """[2, pairs] The second action waits until the first, which may be absent, has been taken from their list."""
+        follows = self._row[self._sorted[:-1]] == self._row[self._sorted[1:]]
+        same_kind = np.stack([self._sorted[:-1], self._sorted[1:]])[:, follows]
+        earlier = _pairs(self._table, self._table, self._taken_if_earlier)
+        earlier = earlier[:, (earlier[0] != ABSENT) & (earlier[0] < earlier[1])]
+        single = np.array(self._single, np.intp).reshape(-1, 2).T
+        needed = _pairs(self._made, self._table, self._taken)
+        taken = np.concatenate([same_kind, needed, earlier, single], axis=1)
+        return np.asarray(taken[:, taken[1] != ABSENT])
+
+
+def _row(stage: int, kind: ActionKind) -> int:
+    return stage * len(_NUMBERS) + _NUMBERS[kind]
+
+
+def _made_row(result: Result) -> int:
+    return result.stage * len(_MAKERS) + _MADE_NUMBERS[result.kind]
+
+
+def _pairs(firsts: IndexArray, seconds: IndexArray, rows: Sequence[tuple[int, int]]) -> IndexArray:
+    """[2, rows x m] Those of all micro-batches."""
+    first, second = np.array(rows, np.intp).reshape(-1, 2).T
+    return np.stack([firsts[first].reshape(-1), seconds[second].reshape(-1)])
+
+
+def _arcs(pairs: IndexArray, num_actions: int) -> Arcs:
+    first, second = pairs[:, pairs[0] != ABSENT]
+    begin = np.bincount(first + 1, minlength=num_actions + 1).cumsum()
+    return Arcs(begin.tolist(), second[np.argsort(first, kind="stable")].tolist())
 
 
 def _nearest_earlier(others: Sequence[int], indices: Sequence[int]) -> Iterator[tuple[int, int]]:
