@@ -80,6 +80,7 @@ def figures(num_rounds: int, command: str) -> list[Result]:
         ("48 layers on 12 unlike devices", unlike_devices(48, 12), 1, "value < 2"),
         ("48 layers on 12 unlike devices", unlike_devices(48, 12), 4, "value < 2"),
         ("48 layers on 12 unlike devices", unlike_devices(48, 12), 8, "value < 2"),
+        ("48 layers on 12 unlike devices", unlike_devices(48, 12), 16, "value < 2"),
     )
     found = []
     for what, costs, num_micro_batches, aim in cases:

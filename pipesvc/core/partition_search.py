@@ -7,6 +7,7 @@ closed as soon as that bound reaches the best objective found. What is left at t
 
 A table is cheap where the limit of its sum is near to a bound that is known, and dear where it is far. So it is filled
 from the bound up, and where nothing is found soon, the box is halved again, which brings its bound nearer to the truth.
+Nothing is thrown away: a box that the search for the best closes may hold the runner-up, whose search goes on with it.
 Source: the limits that grow are Korf, "Depth-first iterative-deepening", 1985.
 """
 
@@ -40,6 +41,8 @@ _GROWTH: Final = 4.0
 # A part of the objective. A search that has no further to go takes up the boxes that the one before it left; for one
 # that has, those are too small and too many.
 _NEAR: Final = 0.01
+# A box is not halved where what its bound lacks is so many times its width: halves would not bring it there.
+_NARROW: Final = 16
 
 
 class Box(NamedTuple):
@@ -203,7 +206,7 @@ class Search:
 
     def _parts(self, box: Box) -> Iterator[Box]:
         """What is left of a box after the half with the lower caps on its more valuable side was tried."""
-        if box.is_closed:
+        if box.is_closed or _NARROW * self._width_s(box) <= self.best_s - box.bound_s:
             yield from self._tried(box)
             return
         (low, high), (low_update, high_update) = box.bottleneck_s, box.update_s

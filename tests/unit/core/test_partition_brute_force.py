@@ -9,6 +9,7 @@ from itertools import combinations, pairwise, permutations
 
 import pytest
 
+from pipesvc.core import partition_search
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
 from pipesvc.core.partition import InFlight, Partition, PartitionConstraints, Skip, one_f_one_b, partition
 from pipesvc.errors import PipesvcError
@@ -235,6 +236,12 @@ def test_no_plan_is_better_than_the_one_found(seed: int, are_equal: bool) -> Non
         assert found.lower_bound_s == pytest.approx(best_s, rel=1e-7, abs=1e-12), (index, case)
         _check_runner_up(found, all_costs, index, are_equal=are_equal)
     assert num_feasible > NUM_CASES / 2
+
+
+def test_a_runner_up_that_is_far_is_found_in_what_the_first_search_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small cases have runners-up that are far, for which a search begins anew; here it goes on, as for near ones."""
+    monkeypatch.setattr(partition_search, "_NEAR", 1.0)
+    test_no_plan_is_better_than_the_one_found(3, are_equal=False)
 
 
 def _check_runner_up(
