@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 from torch import Tensor
 
 from pipesvc.rpc.v1 import local_pb2
-from pipesvc.wire import tensors, tree
+from pipesvc.wire import layouts, tensors, tree
 from pipesvc.wire.links import Link
 from pipesvc.wire.segments import SegmentMap, SegmentPool
 from pipesvc.worker.local_socket import ChildEnd, Packet, PeerGoneError
@@ -150,13 +150,14 @@ class Port:
         if len(leaves) < local.num_values:
             return
         del self._partial[link], self._partial_leaves[link]
+        structure, laid = layouts.unpack(partial[0].structure, leaves)
         arrived = ParcelArrived(
             link=link,
             step=local.step,
             micro_batch=local.micro_batch,
-            leaves=tuple(leaves),
+            leaves=tuple(laid),
             requires_grad=tuple(each.requires_grad for each in partial[: len(leaves)]),
-            structure=partial[0].structure,
+            structure=structure,
         )
         self._events.append(arrived)
 
@@ -174,6 +175,7 @@ class Port:
         self, link: Link, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None]
     ) -> None:
         self._release_dead()
+        structure, leaves = layouts.pack(structure, leaves)
         for value in range(max(1, len(leaves))):
             local = local_pb2.LocalTensor(
                 link=link.to_message(),

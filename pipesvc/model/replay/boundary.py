@@ -16,33 +16,44 @@ from torch import Tensor
 
 
 class _Boundary(torch.autograd.Function):
-    """The identity between a received leaf and its first use: autograd refuses in-place operations on a leaf."""
+    """The identity between a received leaf and its first use: autograd refuses in-place operations on a leaf.
+
+    It also takes the gradient out of the graph: `leaf.grad` would lay it as the leaf is laid, and other strides give
+    other bits in the stages before.
+    """
 
     @staticmethod
-    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+    def forward(ctx: Any, leaf: Tensor, gradients: list[Tensor]) -> Tensor:
+        ctx.gradients = gradients
         return leaf.detach()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        ctx.gradients.append(gradients[0])
+        return None, None
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A received tensor: the leaf that collects its gradient (None: it wants none), and what forward uses."""
+    """A received tensor: what forward uses, and the gradient of it, once there is one."""
 
-    leaf: Tensor | None
     entry: Tensor
+    gradients: list[Tensor]
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """Of all uses in this stage; None: it wants none, or got none."""
+        return self.gradients[0] if self.gradients else None
 
 
 def admit(tensor: Tensor, device: torch.device) -> Arrival:
     """`tensor.requires_grad` says whether the stage that made it wants a gradient."""
     here = tensor.detach().to(device)
     if not (tensor.requires_grad and torch.is_grad_enabled()):
-        return Arrival(None, here)
-    leaf = here.requires_grad_()
-    entry: Tensor = _Boundary.apply(leaf)  # type: ignore[no-untyped-call]
-    return Arrival(leaf, entry)
+        return Arrival(here, [])
+    gradients: list[Tensor] = []
+    entry: Tensor = _Boundary.apply(here.requires_grad_(), gradients)  # type: ignore[no-untyped-call]
+    return Arrival(entry, gradients)
 
 
 def run_backward(loss: Tensor | None, places: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> None:

@@ -116,6 +116,5 @@ class Pass:
         places.update(part.tied.gathered)
         found = part.tied.taken(partial(run_backward, loss, places, gradients))
         for key, receiver in part.gradient_targets.items():
-            leaf = self._arrivals[key].leaf if key in self._arrivals else None
-            found.setdefault(receiver, {})[key] = None if leaf is None else leaf.grad
+            found.setdefault(receiver, {})[key] = self._arrivals[key].gradient if key in self._arrivals else None
         return found

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipesvc.wire import tree
+from pipesvc.wire import layouts, tree
 from pipesvc.wire.links import Link
 from pipesvc.worker.executor.inbox import Inbox, Parcel
 from pipesvc.worker.port_like import PortLike
@@ -26,7 +26,7 @@ class Outbox:
         structure, leaves = tree.flatten(value, lambda leaf: isinstance(leaf, Tensor))
         if link.consumer in self._local_stages:
             parcel = Parcel(
-                leaves=tuple(leaf.detach().clone() for leaf in leaves),
+                leaves=tuple(map(layouts.copy_of, leaves)),
                 requires_grad=tuple(leaf.requires_grad for leaf in leaves),
                 structure=structure,
                 is_local=True,

@@ -13,7 +13,7 @@ from pipesvc.core import seeds
 from pipesvc.core.flow import PARAMETER
 from pipesvc.core.ties import Tie, copies_in, gradient_chain
 from pipesvc.errors import Where
-from pipesvc.model.replay.boundary import admit, run_backward
+from pipesvc.model.replay.boundary import Arrival, admit, run_backward
 from pipesvc.model.sequence import SharedBy
 from pipesvc.model.tied import TiedGradients
 from pipesvc.wire import tree
@@ -22,8 +22,8 @@ from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.program import Forwarded, Gradients, Parcels, failed, seed_generators
 from pipesvc.worker.executor.spec import StageSpec
 
-# None where the tensor wants no gradient.
-Leaves = tuple[Tensor | None, ...]
+# None where the parcel has no tensor.
+Arrivals = list[Arrival | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,14 +100,14 @@ class SequenceProgram:
             outputs={spec.index + 1: value}, result=None, backward=partial(self._backward, received, outputs)
         )
 
-    def _admit(self, parcel: Parcel) -> tuple[Leaves, Any]:
+    def _admit(self, parcel: Parcel) -> tuple[Arrivals, Any]:
         """A tensor becomes an autograd leaf where its maker's required a gradient; nobody wants that of the inputs."""
         arrivals = [None if tensor is None else admit(tensor, self._spec.device) for tensor in parcel.as_made()]
-        leaves = tuple(None if each is None else each.leaf for each in arrivals)
-        return leaves, tree.unflatten(parcel.structure, [None if each is None else each.entry for each in arrivals])
+        value = tree.unflatten(parcel.structure, [None if each is None else each.entry for each in arrivals])
+        return arrivals, value
 
     def _backward(
-        self, received: Leaves, outputs: Sequence[Tensor], gradients: Parcels, loss: Tensor | None
+        self, received: Arrivals, outputs: Sequence[Tensor], gradients: Parcels, loss: Tensor | None
     ) -> Gradients:
         before, after = self._spec.index - 1, self._spec.index + 1
         places = {str(index): output for index, output in enumerate(outputs)}
@@ -116,7 +116,7 @@ class SequenceProgram:
             keys = [*(places if sender == after else ()), *self._collects.get(sender, ())]
             starts.update(zip(keys, parcel.leaves, strict=True))
         given = self._tied.taken(partial(run_backward, loss, places | self._tied.gathered, starts))
-        found: Gradients = {} if before < 0 else {before: [None if leaf is None else leaf.grad for leaf in received]}
+        found: Gradients = {} if before < 0 else {before: [None if each is None else each.gradient for each in received]}
         for receiver, keys in self._returns.items():
             found.setdefault(receiver, []).extend(given[receiver][key] for key in keys)
         return found

@@ -1,6 +1,7 @@
 """An in-memory network in the place of agents.
 
-A parcel is cloned into contiguous memory on its way, as the wire does, and a link carries no parcel beyond its window.
+A parcel is cloned into contiguous memory on its way and laid as it was, as the wire does, and a link carries no parcel
+beyond its window.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ import torch
 from torch import Tensor
 
 from pipesvc.rpc.v1 import local_pb2
-from pipesvc.wire import tree
+from pipesvc.wire import layouts, tree
 from pipesvc.wire.links import Link
 from pipesvc.worker.port import ParcelArrived
 
 
 def is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 class MemoryPort:
@@ -91,13 +96,14 @@ class Network:
 
     def carry(self, link: Link, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None]) -> None:
         self.sent[link] += 1
+        text, packed = layouts.pack(structure, leaves)
+        copies = [None if each is None else _contiguous(each) for each in packed]
+        structure, laid = layouts.unpack(text, copies)
         parcel = ParcelArrived(
             link=link,
             step=step,
             micro_batch=micro_batch,
-            leaves=tuple(
-                None if each is None else each.detach().clone(memory_format=torch.contiguous_format) for each in leaves
-            ),
+            leaves=tuple(laid),
             requires_grad=tuple(each is not None and each.requires_grad for each in leaves),
             structure=structure,
         )

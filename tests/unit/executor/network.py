@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pipesvc.core import seeds, split
 from pipesvc.core.edges import Edges, make_edges
 from pipesvc.rpc.v1 import local_pb2
-from pipesvc.wire import tree
+from pipesvc.wire import layouts, tree
 from pipesvc.wire.links import FEEDER, Link
 from pipesvc.worker.executor.program import StageProgram
 from pipesvc.worker.executor.routes import input_link, label_link
@@ -239,7 +239,7 @@ def assert_equal_states(state: Mapping[str, Tensor], plain: Mapping[str, Tensor]
 
 def copied(value: Any) -> Any:
     structure, leaves = tree.flatten(value, is_tensor)
-    return tree.unflatten(structure, [each.clone() for each in leaves])
+    return tree.unflatten(structure, [layouts.copy_of(each) for each in leaves])
 
 
 def cut_rows(value: Any, rows: Sequence[int]) -> list[Any]:
