@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipesvc.errors import PipesvcError
 from pipesvc.model.ghosts import CPU, META, is_about_ghosts, is_ghost, shape_of, tensors_in, unreadable
 from pipesvc.model.scratch import Draw, advance, block_elements, undrawable
+from pipesvc.model.zeros import shapes_by_zeros
 
 LARGE_BYTES: Final = 1 << 20
 _SMALL_DRAW_ELEMENTS: Final = 1 << 16
@@ -213,12 +214,20 @@ def _on_shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Real operands first become ghosts; a boolean index must stay real, its count of elements is a shape.
         return func(*_ghostly(args), **_ghostly(kwargs))
     except RuntimeError as error:
-        if not is_about_ghosts(error):
-            raise
-    try:
-        return func(*args, **kwargs)
-    except RuntimeError as error:
-        raise unreadable(f"`{func._schema.name.removeprefix('aten::')}`") from error
+        first = error
+    for run in (_with_values, shapes_by_zeros):
+        try:
+            return run(func, args, kwargs)
+        except RuntimeError:
+            continue
+    if not is_about_ghosts(first):
+        raise first
+    raise unreadable(f"`{func._schema.name.removeprefix('aten::')}`") from first
+
+
+def _with_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As of a boolean index, whose count of elements is a shape."""
+    return func(*args, **kwargs)
 
 
 def _ghostly(value: Any) -> Any:

@@ -32,6 +32,7 @@ class _Trace:
     version: int = 0
     path: str = ""  # of a floating-point input
     sources: frozenset[str] = frozenset()  # of a plain one
+    is_random: bool = False  # made from drawn numbers
 
 
 @dataclass(kw_only=True, slots=True)
@@ -83,9 +84,12 @@ class Ledger:
         tensor.__dict__[_TRACE] = _Trace(key=key, version=versions([tensor])[0])
         self._made[key] = _Made(producer=self.position, tensor=tensor)
 
-    def make_plain(self, tensors: Iterable[Tensor], sources: frozenset[str]) -> None:
+    def make_plain(self, tensors: Iterable[Tensor], sources: frozenset[str], *, is_random: bool) -> None:
         for tensor in tensors:
-            tensor.__dict__[_TRACE] = _Trace(sources=sources)
+            tensor.__dict__[_TRACE] = _Trace(sources=sources, is_random=is_random)
+
+    def is_random(self, tensors: Iterable[Tensor]) -> bool:
+        return any(trace.is_random for each in tensors if (trace := _trace_of(each)) is not None)
 
     def sources(self, tensors: Iterable[Tensor]) -> frozenset[str]:
         traces = [trace for each in tensors if (trace := _trace_of(each)) is not None]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pipesvc.model.ghosts import META, shape_of, tensors_in
+from pipesvc.model.modes import Faces, Operators
 
 # (call of a unit, operation since that call, leaf of its result; -1 - i for argument i, written in place)
 Key = tuple[int, int, int]
@@ -65,9 +66,16 @@ def on_shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def on_shapes_with_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same, where the size of the result depends on values that are there: `h[mask]`, `h.view(count, -1)`."""
+    """The same, where the size of the result depends on values that are there: `h[mask]`, `h.view(count, -1)`.
+
+    Also of an operation that torch does not know on meta. UnreadableError where values decide that are not there.
+    """
     args, kwargs = _moved(func, args, kwargs)
-    return func(*args, **kwargs)
+    try:
+        return func(*args, **kwargs)
+    except (RuntimeError, TypeError):
+        with Operators(does_draw=False, large_bytes=None), Faces():
+            return func(*args, **kwargs)
 
 
 def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

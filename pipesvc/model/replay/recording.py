@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.core.flow import Flow
-from pipesvc.model.ghosts import META, is_about_ghosts, shape_of, user_line
+from pipesvc.model.ghosts import META, UnreadableError, is_about_ghosts, shape_of, user_line
 from pipesvc.model.layer_infos import layer_info
 from pipesvc.model.marks import mark_of, open_guard
 from pipesvc.model.modes import Operators
@@ -141,8 +141,6 @@ class Recording(Program):
         try:
             outputs = on_shapes(func, args, kwargs)
         except (RuntimeError, TypeError) as error:
-            if not is_about_ghosts(error):
-                raise
             outputs = self._with_values(func, *given, operands, error)
         for tensor, copy, old in zip(operands, shaped, before, strict=True):
             if copy is not tensor and versions([copy]) != [old]:
@@ -160,7 +158,9 @@ class Recording(Program):
         plain = [each for each in operands if not self._ledger.is_computed(each)]
         try:
             outputs = on_shapes_with_values(func, args, kwargs)
-        except (RuntimeError, TypeError):
+        except (RuntimeError, TypeError, UnreadableError) as again:
+            if not is_about_ghosts(error) and not isinstance(again, UnreadableError):
+                raise error from None
             raise refusals.value_read(_text_of(func), user_line(), self._ledger.maker_of(operands)) from error
         if not all(each.device == META for each in operands_of((outputs,), {})):
             raise refusals.value_read(_text_of(func), user_line(), self._ledger.maker_of(operands)) from error
@@ -177,15 +177,18 @@ class Recording(Program):
     def _plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Tensor]) -> Any:
         for tensor in operands:
             self._ledger.use(tensor)
-        sources = self._ledger.sources(operands)
-        if not sources:
-            return func(*args, **kwargs)
-        if not _works_on_shapes(func, args, kwargs):
+        sources, is_random = self._ledger.sources(operands), self._ledger.is_random(operands)
+        if is_random and func is Tensor.__bool__:
+            raise refusals.random_decides(user_line())
+        if sources and not _works_on_shapes(func, args, kwargs):
             self._ledger.read_by_all(sources)
-        before = versions(operands)
+        before, num_draws = versions(operands), self._draws.num_draws
         outputs = func(*args, **kwargs)
+        is_random = is_random or self._draws.num_draws > num_draws
+        if not sources and not is_random:
+            return outputs
         written = [each for each, old, new in zip(operands, before, versions(operands), strict=True) if old != new]
-        self._ledger.make_plain([*operands_of((outputs,), {}), *written], sources)
+        self._ledger.make_plain([*operands_of((outputs,), {}), *written], sources, is_random=is_random)
         return outputs
 
 

@@ -52,6 +52,13 @@ def value_read_inside(unit: str, error: BaseException) -> PipesvcError:
     )
 
 
+def random_decides(line: str) -> PipesvcError:
+    return refused(
+        f"{line} branches on a random number, so forward takes another way each time, and stages are cut along one way",
+        f"Switch it off (layerdrop=0.0 in transformers), draw inside the module that may be skipped, {OTHERWISE}.",
+    )
+
+
 def custom_function(line: str) -> PipesvcError:
     return refused(
         f"{line} calls an autograd.Function between two units, which the stages cannot follow",

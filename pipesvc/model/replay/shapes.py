@@ -8,13 +8,16 @@ for may change without a trace.
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipesvc.errors import PipesvcError
 from pipesvc.model.ghosts import META, UnreadableError, is_about_ghosts, shape_of
@@ -49,7 +52,10 @@ class Answer:
 
 
 def run_on_shapes(name: str, unit: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
-    """The outputs on meta. All tensors of the arguments must be on meta."""
+    """The outputs on meta. All tensors of the arguments must be on meta.
+
+    Warnings are left out: those that the unit has cause for come when it runs.
+    """
     real = {
         key: shape_of(value)
         for key, value in [*unit.named_parameters(), *unit.named_buffers()]
@@ -57,9 +63,10 @@ def run_on_shapes(name: str, unit: nn.Module, forward: Forward, args: Any, kwarg
     }
 
     def call() -> Any:
-        if real:
-            return torch.func.functional_call(unit, real, args, kwargs)
-        return forward(*args, **kwargs)
+        with warnings.catch_warnings(action="ignore"), _without_averages(unit):
+            if real:
+                return torch.func.functional_call(unit, real, args, kwargs)
+            return forward(*args, **kwargs)
 
     try:
         with torch.device(META):
@@ -78,6 +85,19 @@ def run_on_shapes(name: str, unit: nn.Module, forward: Forward, args: Any, kwarg
         if is_about_ghosts(error):
             raise value_read_inside(name, error) from first
         raise error from None
+
+
+@contextmanager
+def _without_averages(unit: nn.Module) -> Iterator[None]:
+    """BatchNorm with `momentum=None` reads how many batches it has seen, which decides no shape."""
+    averaging = [each for each in unit.modules() if isinstance(each, _BatchNorm) and each.momentum is None]
+    for each in averaging:
+        each.momentum = 0.0
+    try:
+        yield
+    finally:
+        for each in averaging:
+            each.momentum = None
 
 
 def answer_of(name: str, unit: nn.Module, forward: Forward, args: Any, kwargs: Any) -> Answer:

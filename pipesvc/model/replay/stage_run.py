@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.errors import ErrorCode, PipesvcError
-from pipesvc.model.ghosts import META, is_about_ghosts, shape_of, user_line
+from pipesvc.model.ghosts import META, shape_of, user_line
 from pipesvc.model.modes import Operators
 from pipesvc.model.replay import nest
 from pipesvc.model.replay.ghost import Ghost, ghost, plain_tensors
@@ -193,9 +193,7 @@ class StageRun(Program):
                         outputs = on_shapes(func, args, kwargs)
                 else:
                     outputs = on_shapes(func, args, kwargs)
-            except (RuntimeError, TypeError) as error:
-                if not is_about_ghosts(error):
-                    raise
+            except (RuntimeError, TypeError):
                 outputs = on_shapes_with_values(func, args, kwargs)
         leaf = -1
 
