@@ -3,11 +3,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+ZOO := $(VENV)/zoo-installed
 
 # Bytecode is written when a module is first imported (see --no-compile below), and kept for the processes after it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test gpu gates format lint types floors lengths protos unit contract simulation integration hosts compose-test stubs clean
+.PHONY: help demo test gpu gates format lint types floors lengths protos unit zoo contract simulation integration hosts compose-test stubs clean
 
 help:
 	@echo "make demo   install, then train examples/char_lm on a coordinator and two workers of this machine"
@@ -20,6 +21,13 @@ $(STAMP): pyproject.toml constraints-dev.txt
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints-dev.txt --editable '.[dev]'
 	@touch $@
 
+# Models of others, for two targets only: `make demo` does not wait for them. timm's own list of what it needs would
+# bring torchvision (pyproject.toml).
+$(ZOO): $(STAMP)
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints-dev.txt --editable '.[dev,zoo]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints-dev.txt --no-deps timm
+	@touch $@
+
 demo: $(STAMP)
 	$(BIN)/python examples/char_lm.py --out demo
 
@@ -27,8 +35,8 @@ gates: format lint floors lengths protos types
 
 # Fast gates first. The type check and the pure tests share the cores; tests of real processes and of hosts wait most
 # of the time, so they run beside each other.
-test: format lint floors lengths protos
-	@$(MAKE) --no-print-directory --jobs 2 types unit contract simulation
+test: $(ZOO) format lint floors lengths protos
+	@$(MAKE) --no-print-directory --jobs 2 types unit zoo contract simulation
 	@$(MAKE) --no-print-directory --jobs 2 integration hosts
 
 format: $(STAMP)
@@ -53,11 +61,15 @@ protos: $(STAMP)
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses 2 --dist loadfile tests/$@
 
+# Models that many people use, small: neighbours in the list share what is followed and trained once.
+zoo: $(ZOO)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses 2 --dist worksteal tests/$@
+
 contract simulation: $(STAMP)
 	$(BIN)/pytest -q tests/$@
 
 # Real processes wait for each other most of the time, so two files run at once.
-integration: $(STAMP)
+integration: $(ZOO)
 	$(BIN)/pytest -q --numprocesses 2 --dist loadfile tests/$@
 
 # For a host with GPUs, with torch's CUDA build.
