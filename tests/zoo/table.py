@@ -47,6 +47,12 @@ OWN = {
     "dilated": Case(build=own_sequences.Dilated, inputs=own_sequences.words),
     "graph": Case(build=own_others.Graph, inputs=own_others.graphs),
     "quantized": Case(build=own_others.Quantized, inputs=own_others.features),
+    # Parameters that several stages use, also in modules that are called again.
+    "tied parameter": Case(build=language.TiedParameter, inputs=own_sequences.words_and_labels, loss=own_loss),
+    "tied functional": Case(build=language.TiedFunctional, inputs=own_sequences.words),
+    "encoder-decoder": Case(build=language.EncoderDecoder, inputs=own_sequences.source_and_target),
+    "cells": Case(build=own_sequences.Cells, inputs=own_sequences.words),
+    "siamese": Case(build=own_others.Siamese, inputs=own_others.features),
 }
 HUB = {
     "gpt2": Case(build=hub_text.gpt2_untied, inputs=hub_text.tokens_to_tokens, loss=own_loss),
@@ -62,19 +68,11 @@ HUB = {
     "timm vit": Case(build=hub_images.vit, inputs=hub_images.small_images),
     "timm efficientnet": Case(build=hub_images.efficientnet, inputs=hub_images.images),
     "timm mixer": Case(build=hub_images.mixer, inputs=hub_images.images),
-}
-ZOO = OWN | HUB
-
-# A parameter that two stages use is refused for now. When it is not, these move up.
-TIED = {
-    "tied parameter": Case(build=language.TiedParameter, inputs=own_sequences.words_and_labels, loss=own_loss),
-    "tied functional": Case(build=language.TiedFunctional, inputs=own_sequences.words),
-    "encoder-decoder": Case(build=language.EncoderDecoder, inputs=own_sequences.source_and_target),
-    "cells": Case(build=own_sequences.Cells, inputs=own_sequences.words),
-    "siamese": Case(build=own_others.Siamese, inputs=own_others.features),
+    # With tied embeddings.
     "gpt2 tied": Case(build=hub_text.gpt2, inputs=hub_text.tokens_to_tokens, loss=own_loss),
     "t5": Case(build=hub_text.t5, inputs=hub_text.source_to_target, loss=own_loss),
     "distilbert": Case(build=hub_text.distilbert, inputs=hub_text.tokens_to_tokens, loss=own_loss),
     "opt": Case(build=hub_text.opt, inputs=hub_text.tokens_to_tokens, loss=own_loss),
     "whisper": Case(build=hub_other.whisper, inputs=hub_other.sound_to_words, loss=own_loss),
 }
+ZOO = OWN | HUB

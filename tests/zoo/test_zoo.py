@@ -8,21 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from pipesvc.core import flow_json, schedules
-from pipesvc.core.plan import StrategySettings, WorkerInfo
-from pipesvc.core.planner import make_plan
+from pipesvc.core import schedules
 from pipesvc.errors import PipesvcError
 from tests.unit.executor.network import train
 from tests.zoo.pairwise import Row, pairs_of, pairwise
-from tests.zoo.table import HUB, OWN, TIED, ZOO
+from tests.zoo.table import HUB, OWN, ZOO
 from tests.zoo.training import (
     MICRO_BATCHES,
     OWNERS,
     SCHEDULES,
     STAGES,
     batches_of,
-    case_of,
-    flow_of,
     is_defined,
     plain_run,
     setup_of,
@@ -42,7 +38,7 @@ ROWS = pairwise(VALUES, is_possible)
 def test_a23_losses_and_weights_are_those_of_the_plain_loop(
     name: str, schedule: str, num_stages: int, num_micro_batches: int
 ) -> None:
-    case = case_of(name)
+    case = ZOO[name]
     cluster = train(setup_of(name, num_stages, schedule), batches_of(name, num_micro_batches))
     losses, plain = plain_run(name, num_micro_batches)
     found = cluster.state()
@@ -71,7 +67,7 @@ def test_every_pair_that_can_occur_does() -> None:
 
 def test_the_zoo_is_large_enough() -> None:
     assert len(ZOO) >= 25
-    assert not OWN.keys() & HUB.keys() & TIED.keys()
+    assert not OWN.keys() & HUB.keys()
     assert all(bool(case.tolerance) == bool(case.why) for case in ZOO.values())
 
 
@@ -85,13 +81,3 @@ def test_what_no_schedule_has_is_left_out_and_nothing_else() -> None:
     for (schedule, num_stages), owners in OWNERS.items():
         held = [[stage for stage in range(num_stages) if owners[stage] == each] for each in sorted(set(owners))]
         schedules.check_placement(schedule, held)
-
-
-@pytest.mark.parametrize("name", TIED)
-def test_a_parameter_of_two_stages_is_refused_for_now(name: str) -> None:
-    """When it is not, the models of `TIED` move up into the zoo."""
-    flow = flow_of(name)
-    workers = [WorkerInfo(name=f"worker-{index}") for index in range(3)]
-    with pytest.raises(PipesvcError, match=r"the parameter .* is used by stages") as caught:
-        make_plan(StrategySettings(num_stages=3), flow.units, workers, flow_json.to_json(flow))
-    assert "Put its uses into one stage" in caught.value.details.advice

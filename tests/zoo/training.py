@@ -17,8 +17,7 @@ from pipesvc.model.skeleton import build_module
 from tests.unit.executor import module_network, network
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.network import Batch, JobSetup, PlainRun, Setup
-from tests.zoo.case import Case
-from tests.zoo.table import TIED, ZOO
+from tests.zoo.table import ZOO
 
 STAGES = (2, 3, 4)
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "ZBH1", "ZBV")
@@ -47,19 +46,15 @@ class ZooSetup(ModuleSetup):
         return flow_of(self.name)
 
 
-def case_of(name: str) -> Case:
-    return (ZOO | TIED)[name]
-
-
 @functools.cache
 def flow_of(name: str) -> Flow:
-    case = case_of(name)
+    case = ZOO[name]
     model = build_module(case.build, 0, ())
     return record(model, Inputs(*arguments_of(model.forward, case.inputs(2, 5))))
 
 
 def setup_of(name: str, num_stages: int, schedule: str) -> JobSetup:
-    case = case_of(name)
+    case = ZOO[name]
     options: dict[str, Any] = {
         "loss": case.loss,
         "make_optimizer": case.optimizer,
@@ -81,7 +76,7 @@ def is_defined(schedule: str, num_stages: int) -> bool:
 @functools.cache
 def batches_of(name: str, num_micro_batches: int) -> Sequence[Batch]:
     """Three mini-batches, each other data."""
-    case = case_of(name)
+    case = ZOO[name]
     torch.manual_seed(3)
     sizes = SIZES[:num_micro_batches]
     return [

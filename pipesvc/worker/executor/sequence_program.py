@@ -116,7 +116,8 @@ class SequenceProgram:
             keys = [*(places if sender == after else ()), *self._collects.get(sender, ())]
             starts.update(zip(keys, parcel.leaves, strict=True))
         given = self._tied.taken(partial(run_backward, loss, places | self._tied.gathered, starts))
-        found: Gradients = {} if before < 0 else {before: [None if each is None else each.gradient for each in received]}
+        own = [None if each is None else each.gradient for each in received]
+        found: Gradients = {} if before < 0 else {before: own}
         for receiver, keys in self._returns.items():
             found.setdefault(receiver, []).extend(given[receiver][key] for key in keys)
         return found
