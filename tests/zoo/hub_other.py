@@ -47,7 +47,7 @@ def vit() -> Any:
     return ViTForImageClassification(
         ViTConfig(
             hidden_size=D,
-            num_hidden_layers=4,
+            num_hidden_layers=3,
             num_attention_heads=H,
             intermediate_size=2 * D,
             image_size=16,
@@ -91,7 +91,7 @@ def wav2vec2(layerdrop: float = 0.0) -> Any:
     config = Wav2Vec2Config(
         vocab_size=V,
         hidden_size=D,
-        num_hidden_layers=4,
+        num_hidden_layers=3,
         num_attention_heads=H,
         intermediate_size=2 * D,
         conv_dim=(8, 8),

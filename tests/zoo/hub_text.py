@@ -45,25 +45,17 @@ def source_to_target(b: int, t: int) -> dict[str, Tensor]:
 
 
 def gpt2() -> Any:
-    return GPT2LMHeadModel(_gpt2_config())
-
-
-def gpt2_untied() -> Any:
-    return GPT2LMHeadModel(_gpt2_config(tie_word_embeddings=False))
-
-
-def _gpt2_config(**options: Any) -> GPT2Config:
-    return GPT2Config(
+    config = GPT2Config(
         vocab_size=V,
         n_positions=64,
         n_embd=D,
-        n_layer=4,
+        n_layer=3,
         n_head=H,
         use_cache=False,
         bos_token_id=1,
         eos_token_id=2,
-        **options,
     )
+    return GPT2LMHeadModel(config)
 
 
 def llama() -> Any:
@@ -71,7 +63,7 @@ def llama() -> Any:
         vocab_size=V,
         hidden_size=D,
         intermediate_size=2 * D,
-        num_hidden_layers=4,
+        num_hidden_layers=3,
         num_attention_heads=H,
         num_key_value_heads=1,
         max_position_embeddings=64,
@@ -85,7 +77,7 @@ def bert() -> Any:
         vocab_size=V,
         hidden_size=D,
         intermediate_size=2 * D,
-        num_hidden_layers=4,
+        num_hidden_layers=3,
         num_attention_heads=H,
         max_position_embeddings=64,
     )
@@ -108,7 +100,7 @@ def t5() -> Any:
 
 
 def distilbert() -> Any:
-    config = DistilBertConfig(vocab_size=V, dim=D, hidden_dim=2 * D, n_layers=4, n_heads=H, max_position_embeddings=64)
+    config = DistilBertConfig(vocab_size=V, dim=D, hidden_dim=2 * D, n_layers=3, n_heads=H, max_position_embeddings=64)
     return DistilBertForMaskedLM(config)
 
 
@@ -117,7 +109,7 @@ def opt() -> Any:
         vocab_size=V,
         hidden_size=D,
         ffn_dim=2 * D,
-        num_hidden_layers=4,
+        num_hidden_layers=3,
         num_attention_heads=H,
         max_position_embeddings=64,
         word_embed_proj_dim=D,
@@ -131,7 +123,7 @@ def gpt_neox() -> Any:
         vocab_size=V,
         hidden_size=D,
         intermediate_size=2 * D,
-        num_hidden_layers=4,
+        num_hidden_layers=3,
         num_attention_heads=H,
         max_position_embeddings=64,
         use_cache=False,
@@ -144,7 +136,7 @@ def mixtral() -> Any:
         vocab_size=V,
         hidden_size=D,
         intermediate_size=2 * D,
-        num_hidden_layers=4,
+        num_hidden_layers=3,
         num_attention_heads=H,
         num_key_value_heads=1,
         num_local_experts=4,

@@ -55,7 +55,6 @@ OWN = {
     "siamese": Case(build=own_others.Siamese, inputs=own_others.features),
 }
 HUB = {
-    "gpt2": Case(build=hub_text.gpt2_untied, inputs=hub_text.tokens_to_tokens, loss=own_loss),
     "llama": Case(build=hub_text.llama, inputs=hub_text.tokens_to_tokens, loss=own_loss),
     "bert": Case(build=hub_text.bert, inputs=hub_text.tokens_to_class, loss=own_loss),
     "gpt-neox": Case(build=hub_text.gpt_neox, inputs=hub_text.tokens_to_tokens, loss=own_loss),
@@ -69,7 +68,7 @@ HUB = {
     "timm efficientnet": Case(build=hub_images.efficientnet, inputs=hub_images.images),
     "timm mixer": Case(build=hub_images.mixer, inputs=hub_images.images),
     # With tied embeddings.
-    "gpt2 tied": Case(build=hub_text.gpt2, inputs=hub_text.tokens_to_tokens, loss=own_loss),
+    "gpt2": Case(build=hub_text.gpt2, inputs=hub_text.tokens_to_tokens, loss=own_loss),
     "t5": Case(build=hub_text.t5, inputs=hub_text.source_to_target, loss=own_loss),
     "distilbert": Case(build=hub_text.distilbert, inputs=hub_text.tokens_to_tokens, loss=own_loss),
     "opt": Case(build=hub_text.opt, inputs=hub_text.tokens_to_tokens, loss=own_loss),
