@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from pipesvc.core.stage_costs import Pair, StageCost, gradients_between, outputs_between
+from pipesvc.core.stage_costs import StageCost, gradients_between, outputs_between
+from pipesvc.core.ties import Pair
 from pipesvc.errors import ErrorCode, PipesvcError
 
 _UNITS: Final = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))

@@ -16,7 +16,8 @@ from pipesvc.core.fingerprints import fingerprint_warnings
 from pipesvc.core.memory import Memory
 from pipesvc.core.plan import Plan, StagePlan
 from pipesvc.core.schedule_search import Candidate
-from pipesvc.core.stage_costs import Pair, StageCost, gradients_between, outputs_between
+from pipesvc.core.stage_costs import StageCost, gradients_between, outputs_between
+from pipesvc.core.ties import Pair
 from pipesvc.core.timeline import Simulation
 
 

@@ -55,6 +55,21 @@ def test_what_goes_over_each_way_is_predicted_to_the_byte(cluster: pipesvc.Clien
             assert lines[f"stage {stage.index} on {stage.worker}/cpu", what].predicted is not None
 
 
+def test_tied_weights_are_counted_at_each_holder_and_their_gradients_on_their_ways(cluster: pipesvc.Client) -> None:
+    strategy = pipesvc.Strategy(micro_batches=4, boundaries="auto", num_stages=3)
+    asked = make_job(module_jobs.Tied, strategy=strategy)
+    plan = cluster.plan(asked).plan
+    held = sum(stage.parameter_bytes for stage in plan.stages)
+    copies = sum(tie.num_bytes * (len(tie.stages) - 1) for tie in plan.ties)
+    assert copies > 0
+    assert held - copies == sum(each.nbytes for each in module_jobs.Tied().parameters())
+    run = cluster.submit(asked)
+    assert_equal(run, truth(module_jobs.Tied), module_jobs.Tied)
+    lines = {(line.where, line.what): line for line in cluster.compare(asked, run.run_id)}
+    gradients = [line for (where, _), line in lines.items() if where.endswith("/gradient")]
+    assert [line.predicted for line in gradients] == [line.measured for line in gradients]
+
+
 def test_guards_keep_their_units_and_the_places_are_found(cluster: pipesvc.Client) -> None:
     data = pipesvc.DataSource(module_jobs.pairs, batch_size=8)
     asked = make_job(module_jobs.Marked, data=data, strategy=pipesvc.Strategy(micro_batches=4, schedule="auto"))
