@@ -144,12 +144,7 @@ def _stage_lines(stage: StageReport, predicted: Observed, measured: Observed) ->
 
 def _link_lines(report: PlanReport, links: Sequence[Mapping[str, Any]], num_steps: int) -> Iterator[Line]:
     """Bytes of tensors in a step. What no plan speaks of, such as labels, has no prediction."""
-    predicted: dict[str, float] = {}
-    for stage in report.stages:
-        if stage.output_bytes:
-            predicted[f"{stage.index}>{stage.index + 1}/activation"] = stage.output_bytes * report.micro_batches
-        if stage.gradient_bytes:
-            predicted[f"{stage.index + 1}>{stage.index}/gradient"] = stage.gradient_bytes * report.micro_batches
+    predicted = {link.link: link.num_bytes * report.micro_batches for link in report.links if link.num_bytes}
     measured = {link["link"]: link["tensor_bytes"] / num_steps for link in links} if num_steps else {}
     for link in dict.fromkeys([*predicted, *sorted(measured)]):
         yield Line(

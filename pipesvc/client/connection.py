@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from pipesvc.client import checks
+from pipesvc.client.first_batch import Unstreamed
 from pipesvc.client.job import Job, Strategy, StreamSource
 from pipesvc.client.profiling import OnEvent, Profile, profile
 from pipesvc.client.run import Run
@@ -79,6 +80,7 @@ class Client:
         self._transport = Transport(address, Path(token_file) if token_file is not None else None)
         # Streamed runs that this client submitted first, with their stream once it has begun.
         self._streams: dict[str, BatchStream | None] = {}
+        self._unstreamed = Unstreamed()
 
     def __enter__(self) -> Client:
         return self
@@ -120,6 +122,7 @@ class Client:
         request = run_pb2.SubmitRunRequest(run_id=run_id, job=submission.spec, bundle=submission.bundle.data)
         if isinstance(job.data, StreamSource) and run_id not in self._streams and not self._exists(run_id):
             self._streams[run_id] = None
+            self._unstreamed.look_ahead(job, request.job.data)
         try:
             response = self._transport.call(self._transport.stub.SubmitRun, request)
             if on_event is not None:
@@ -274,10 +277,10 @@ class Client:
             text = f"the run {run_id} was there before: its batches come from the client that submitted it first"
             warnings.warn(text, PipesvcWarning, stacklevel=3)
             return None
-        stream = self._streams[run_id]
-        if stream is None:
-            stream = self._streams[run_id] = BatchStream(self._transport, run_id, job)
-        return stream
+        if self._streams[run_id] is None:
+            batches = self._unstreamed.take(job.data)
+            self._streams[run_id] = BatchStream(self._transport, run_id, batches, job.max_steps)
+        return self._streams[run_id]
 
 
 def _check_run_id(run_id: object) -> None:

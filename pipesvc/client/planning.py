@@ -148,7 +148,7 @@ def _planned(job: Job, costs: Costs, workers: Sequence[WorkerInfo], fingerprints
 def _plan(strategy: Strategy, costs: Costs, workers: Sequence[WorkerInfo]) -> Plan:
     """As the coordinator would make it, but for memory: of that these costs know more, and it is checked once."""
     boundless = [replace(worker, memory_bytes=0, memory_limit_bytes=0) for worker in workers]
-    plan = make_plan(settings_of(strategy), layer_infos(costs.layers), boundless)
+    plan = make_plan(settings_of(strategy), layer_infos(costs.layers), boundless, costs.flow_json)
     if isinstance(plan, MissingWorkers):
         raise PipesvcError(ErrorCode.MISSING_WORKER, f"the plan has {plan.text}", advice="Start them, then plan again.")
     return plan

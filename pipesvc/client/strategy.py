@@ -67,6 +67,11 @@ class Strategy:
         return isinstance(self.boundaries, str) or self.has_open_schedule
 
     @property
+    def is_one_stage(self) -> bool:
+        """True where the model is not cut, whatever it is."""
+        return not self.pipeline or self.num_stages == 1
+
+    @property
     def has_open_schedule(self) -> bool:
         return isinstance(self.schedule, str) and self.schedule.lower() == AUTO
 

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from pipesvc.client.batches import batches
-from pipesvc.client.job import Job, StreamSource
+from pipesvc.client.first_batch import Batches
 from pipesvc.client.transport import Transport
 from pipesvc.client.watching import ENDED
 from pipesvc.errors import ErrorCode, PipesvcError, Where
@@ -39,12 +38,11 @@ _CLOSE_S: Final = 5.0
 class BatchStream:
     """Two daemon threads that stream one job's batches; they end with the run, with the source, or by `close`."""
 
-    def __init__(self, transport: Transport, run_id: str, job: Job) -> None:
-        assert isinstance(job.data, StreamSource)
+    def __init__(self, transport: Transport, run_id: str, batches: Batches, max_batches: int | None) -> None:
         self._transport = transport
         self._run_id = run_id
-        self._source: StreamSource = job.data
-        self._max_batches = job.max_steps
+        self._batches = batches
+        self._max_batches = max_batches
         self._failure: PipesvcError | None = None
         self._has_delivered = False
         self.is_delivered = False
@@ -160,7 +158,7 @@ class BatchStream:
         """Read the source to its end; the number of batches, or None when the stream was ended by another cause."""
         num_batches = 0
         try:
-            for batch in batches(self._source):
+            for batch in self._batches:
                 while not self._permits.acquire(timeout=_POLL_S):
                     if self._is_stopped.is_set():
                         return None

@@ -7,6 +7,7 @@ the job once more. What even kills the inspector while it tries is left to the r
 
 from __future__ import annotations
 
+from pipesvc.coordinator import planning
 from pipesvc.coordinator.failures import failure
 from pipesvc.coordinator.fleet import Fleet, Member
 from pipesvc.coordinator.planning import layers_of, unfit
@@ -29,6 +30,15 @@ def reported(record: RunRecord, worker: str, inspected: local_pb2.Inspected) -> 
     record.layers, record.misfit, record.inspected_on = layers_of(inspected), inspected.misfit, worker
     record.flow_json, record.no_flow = inspected.flow_json, inspected.no_flow
     return not inspected.is_trying
+
+
+def uncut(record: RunRecord, fleet: Fleet) -> types_pb2.ErrorReport | None:
+    """Why the model cannot be cut as the job asks for. One that was planned as one stage stays so when workers join."""
+    reason = planning.uncut(record.job, record.layers, fleet.available, record.no_flow)
+    if reason is not None and not record.is_whole:
+        return reason
+    record.is_whole = bool(record.no_flow.code)
+    return None
 
 
 def refusal(record: RunRecord, plan: Plan | MissingWorkers) -> types_pb2.ErrorReport | None:

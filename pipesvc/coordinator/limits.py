@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from pipesvc.wire.samples import MAX_SAMPLE_BYTES
+
 # Steps issued and not yet committed: with two, feeder and stage 0 begin one while the last stage ends the one before.
 WINDOW_STEPS: Final = 2
 
@@ -47,6 +49,8 @@ TRACE_BYTES: Final = 64 << 20
 # What a submission may weigh.
 BUNDLE_BYTES: Final = 16 << 20
 JOB_BYTES: Final = 1 << 20
+# What a client has read ahead of a stream, beside the job: its tensors, and what describes them.
+SAMPLE_BYTES: Final = MAX_SAMPLE_BYTES + (1 << 20)
 
 # Workers that dial a newcomer's data address, and that it dials: the join of one costs the same in a large fleet.
 NUM_PROBED_PEERS: Final = 8

@@ -38,7 +38,7 @@ from pipesvc.coordinator.failures import failure, lost
 from pipesvc.coordinator.fleet import Fleet, Loss, Member
 from pipesvc.coordinator.profile_machine import ProfileMachine
 from pipesvc.coordinator.run_machine import RunMachine
-from pipesvc.coordinator.run_record import Phase, RunRecord
+from pipesvc.coordinator.run_record import Phase, RunRecord, without_first
 from pipesvc.coordinator.run_view import ended_message, run_message
 from pipesvc.coordinator.turn import Turn
 from pipesvc.errors import ErrorCode, PipesvcError, Where
@@ -318,4 +318,4 @@ class Machine:
 
 
 def _digest(job: job_pb2.JobSpec) -> bytes:
-    return hashlib.sha256(job.SerializeToString(deterministic=True)).digest()
+    return hashlib.sha256(without_first(job).SerializeToString(deterministic=True)).digest()

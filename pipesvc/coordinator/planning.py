@@ -6,7 +6,7 @@ The planner is pure mathematics over its own values; this is the one place where
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipesvc.coordinator.failures import failure
 from pipesvc.coordinator.fleet import Fleet, Member
@@ -24,14 +24,20 @@ from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
 from pipesvc.wire.registrations import worker_info
 
 
-def plan_for(job: job_pb2.JobSpec, layers: Sequence[LayerInfo], fleet: Fleet, flow_json: str) -> Plan | MissingWorkers:
+def plan_for(
+    job: job_pb2.JobSpec, layers: Sequence[LayerInfo], fleet: Fleet, flow_json: str, *, is_whole: bool = False
+) -> Plan | MissingWorkers:
     """The plan of this job on the workers that are here; raises what the planner refuses.
 
-    `flow_json` is "" for a list of layers.
+    `flow_json` is "" for a list of layers. `is_whole` says that a number of stages which is open is 1, however many
+    workers there are.
     """
+    settings = _settings(job.strategy)
+    if is_whole and not any(layer.mark for layer in layers):
+        settings = replace(settings, num_stages=1)
     workers = [worker_info(member.registration) for member in fleet.available]
     broken = [(finding.worker, finding.peer) for finding in fleet.reach.unreached]
-    return make_plan(_settings(job.strategy), layers, reachable_first(workers, broken), flow_json)
+    return make_plan(settings, layers, reachable_first(workers, broken), flow_json)
 
 
 def uncut(

@@ -16,6 +16,7 @@ from itertools import permutations
 
 from pipesvc.coordinator.planning import shared_of
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
+from pipesvc.core.flow import difference
 from pipesvc.core.planner import shared_threads
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, local_pb2, worker_pb2
@@ -73,9 +74,15 @@ def device_part(worker: str, profile: local_pb2.DeviceProfile) -> Costs:
         forward_s=tuple(each.forward_s for each in profile.layers),
         backward_s=tuple(each.backward_s for each in profile.layers),
         update_s=tuple(each.update_s for each in profile.layers),
+        skip_s=tuple(each.skip_s for each in profile.layers) if profile.flow_json else (),
     )
     device = DeviceCost(worker=worker, device=profile.device, times=times, memory_bytes=profile.memory_bytes)
-    return Costs(layers=layers, devices=(device,), micro_batch_rows=profile.micro_batch_rows)
+    return Costs(
+        layers=layers,
+        devices=(device,),
+        micro_batch_rows=profile.micro_batch_rows,
+        flow_json=profile.flow_json,
+    )
 
 
 def link_part(sender: str, receiver: str, profile: local_pb2.LinkProfile) -> Costs:
@@ -100,13 +107,16 @@ def joined(wanted: Wanted, parts: Mapping[str, Costs], workers: Registrations) -
         ),
         links={pair: link for key in wanted.links for pair, link in parts[key].links.items()},
         micro_batch_rows=found[0].micro_batch_rows,
+        flow_json=found[0].flow_json,
     )
 
 
 def _check_same_layers(parts: Sequence[Costs]) -> None:
     first = parts[0]
     for part in parts[1:]:
-        if [layer.name for layer in part.layers] != [layer.name for layer in first.layers]:
+        ours, theirs = part.flow, first.flow
+        is_same = ours is theirs is None or (ours is not None and theirs is not None and not difference(ours, theirs))
+        if not is_same or [layer.name for layer in part.layers] != [layer.name for layer in first.layers]:
             here, there = part.devices[0].worker, first.devices[0].worker
             raise PipesvcError(
                 ErrorCode.BUILD_FAILED,

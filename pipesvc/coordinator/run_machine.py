@@ -26,7 +26,7 @@ from pipesvc.coordinator.limits import (
     MAX_INSPECTIONS,
     STOP_BOUND_S,
 )
-from pipesvc.coordinator.planning import plan_for, plan_warnings, uncut, unreachable
+from pipesvc.coordinator.planning import plan_for, plan_warnings, unreachable
 from pipesvc.coordinator.run_record import STATES, Child, Phase, RunRecord
 from pipesvc.coordinator.run_view import ended_message, role_name
 from pipesvc.coordinator.step_ledger import StepLedger
@@ -109,11 +109,11 @@ class RunMachine:
         """Plan with the workers that are here; False when the job was refused."""
         record = self.record
         record.planned_generation = turn.fleet.generation
-        if (reason := uncut(record.job, record.layers, turn.fleet.available, record.no_flow)) is not None:
+        if (reason := inspection.uncut(record, turn.fleet)) is not None:
             self.fail(turn, reason)
             return False
         try:
-            plan = plan_for(record.job, record.layers, turn.fleet, record.flow_json)
+            plan = plan_for(record.job, record.layers, turn.fleet, record.flow_json, is_whole=record.is_whole)
         except PipesvcError as error:
             self.fail(turn, failure_of(error))
             return False

@@ -94,6 +94,8 @@ class RunRecord:
     # Of a model that is no list: the flow of its forward, or why there is none.
     flow_json: str = ""
     no_flow: types_pb2.ErrorReport = field(default_factory=types_pb2.ErrorReport)
+    # It has none and was planned as one stage, which it stays when more workers join.
+    is_whole: bool = False
     missing_text: str = ""
     plan: Plan | None = None
     plan_json: str = ""
@@ -123,3 +125,13 @@ class RunRecord:
     def __str__(self) -> str:
         steps = f", step {self.ledger.committed}/{self.ledger.issued}" if self.ledger is not None else ""
         return f"run {self.run_id} ({self.phase.value}{steps})"
+
+
+def without_first(job: job_pb2.JobSpec) -> job_pb2.JobSpec:
+    """The job itself, or a copy without what its client has read ahead of a stream, which is for inspectors alone."""
+    if not job.data.HasField("first"):
+        return job
+    bare = job_pb2.JobSpec()
+    bare.CopyFrom(job)
+    bare.data.ClearField("first")
+    return bare

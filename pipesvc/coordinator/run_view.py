@@ -5,7 +5,9 @@ A service that waits without a word is a service that hangs; so every phase of a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from functools import lru_cache
 
 from pipesvc.coordinator.limits import BEAT_TIMEOUT_S, CONCLUDE_BOUND_S, DATA_GRACE_S, MERGE_BOUND_S, SAVE_IDLE_S
 from pipesvc.coordinator.reach import Unreached
@@ -46,6 +48,21 @@ def ended_message(record: RunRecord, now_s: float) -> run_pb2.Run:
     if record.error is not None and record.outcome == run_pb2.RUN_STATE_FAILED:
         run.error.CopyFrom(record.error)
     return run
+
+
+def without_flow(run: run_pb2.Run) -> run_pb2.Run:
+    """The run as lists show it: who wants the flow in its plan, which is most of it, asks for that run."""
+    brief = run_pb2.Run()
+    brief.CopyFrom(run)
+    if run.plan_json:
+        brief.plan_json = _without_flow(run.plan_json)
+    return brief
+
+
+@lru_cache(maxsize=256)
+def _without_flow(plan_json: str) -> str:
+    """Of any version's plan; the others of this journal may be old."""
+    return json.dumps(json.loads(plan_json) | {"flow_json": ""}, sort_keys=True, separators=(",", ":"))
 
 
 def unreached_message(finding: Unreached) -> run_pb2.Unreached:

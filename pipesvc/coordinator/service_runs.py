@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 from pipesvc.coordinator.hub import Hub
 from pipesvc.coordinator.message_file import read_messages
 from pipesvc.coordinator.run_record import ENDED_STATES
-from pipesvc.coordinator.run_view import unreached_message
+from pipesvc.coordinator.run_view import unreached_message, without_flow
 from pipesvc.coordinator.validation import check_submission
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.net.reports import abort_with
@@ -89,7 +89,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
 
     @_answering
     async def ListRuns(self, _request: run_pb2.ListRunsRequest, _context: Context) -> run_pb2.ListRunsResponse:
-        return run_pb2.ListRunsResponse(runs=self._hub.machine.runs())
+        return run_pb2.ListRunsResponse(runs=map(without_flow, self._hub.machine.runs()))
 
     @_streaming
     async def WatchRun(
@@ -184,7 +184,10 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
         ]
         unreached = [unreached_message(finding) for finding in machine.fleet.reach.unreached]
         return run_pb2.GetStatusResponse(
-            workers=workers, runs=machine.live_runs(), term=machine.term, unreached=unreached
+            workers=workers,
+            runs=map(without_flow, machine.live_runs()),
+            term=machine.term,
+            unreached=unreached,
         )
 
 

@@ -12,7 +12,7 @@ from pipesvc.coordinator.events import Command, RecordPlan, Say, Send
 from pipesvc.coordinator.fleet import Fleet, Member
 from pipesvc.coordinator.limits import PROBE_TIMEOUT_S, STOP_GRACE_S
 from pipesvc.coordinator.reach import Ask, News
-from pipesvc.coordinator.run_record import RunRecord
+from pipesvc.coordinator.run_record import RunRecord, without_first
 from pipesvc.core.planner import dry_run
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
 
@@ -98,7 +98,7 @@ class Turn:
             run_id=record.run_id,
             term=record.term,
             role=role,
-            job=record.job,
+            job=record.job if role == types_pb2.ROLE_INSPECTOR else without_first(record.job),
             plan_json="" if role == types_pb2.ROLE_INSPECTOR else record.plan_json,
             worker=worker,
             host=self._registration(worker).host,

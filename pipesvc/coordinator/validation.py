@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from pipesvc.coordinator.limits import BUNDLE_BYTES, JOB_BYTES
+from pipesvc.coordinator.limits import BUNDLE_BYTES, JOB_BYTES, SAMPLE_BYTES
 from pipesvc.core.schedules import FILE, SCHEDULE_NAMES, check_counts
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, types_pb2
@@ -50,9 +50,12 @@ def _check_bundle(run_id: str, sha256: str, bundle: bytes) -> None:
 def _faults(run_id: str, job: job_pb2.JobSpec) -> Iterator[str]:
     if _RUN_ID.fullmatch(run_id) is None:
         yield "a run id has 1 to 64 letters, digits, dots, dashes and underscores, and begins with a letter or digit"
-    if job.ByteSize() > JOB_BYTES:
-        yield f"the job has {job.ByteSize()} bytes, at most {JOB_BYTES} are allowed"
+    sample_bytes = job.data.first.ByteSize()
+    if job.ByteSize() - sample_bytes > JOB_BYTES:
+        yield f"the job has {job.ByteSize() - sample_bytes} bytes, at most {JOB_BYTES} are allowed"
         return
+    if sample_bytes > SAMPLE_BYTES:
+        yield f"the first batch of the stream has {sample_bytes} bytes, at most {SAMPLE_BYTES} are allowed"
     if len(job.name) > 200:
         yield f"the job's name has {len(job.name)} characters, at most 200 are allowed"
     yield from _faults_of_calls(job)
@@ -87,6 +90,8 @@ def _faults_of_data(job: job_pb2.JobSpec) -> Iterator[str]:
     data = job.data
     if data.is_streamed == data.HasField("source"):
         yield "the data has a source or is streamed by the client: one of the two"
+    if data.HasField("first") and not data.is_streamed:
+        yield "the data has a first batch and is not streamed"
     if data.HasField("source"):
         yield from _faults_of_call("the data source", data.source)
     if data.yields not in (job_pb2.YIELDS_SAMPLE, job_pb2.YIELDS_SAMPLE_LIST, job_pb2.YIELDS_BATCH):

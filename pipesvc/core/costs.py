@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pipesvc.core import flow_json
+from pipesvc.core.flow import Flow
 from pipesvc.core.layer_info import SharedParameter
 
 
@@ -24,7 +26,7 @@ class LayerCost:
     optimizer_bytes: int = 0  # once: the optimizer's state
     buffer_bytes: int = 0  # once
     activation_bytes: int = 0  # kept from forward to backward
-    output_bytes: int = 0  # crosses the link if a boundary follows
+    output_bytes: int = 0  # crosses the link if a boundary follows, skips included
     output_gradient_bytes: int = 0  # crosses it backwards
     shared: tuple[SharedParameter, ...] = ()  # parameters that another layer holds, too
 
@@ -36,6 +38,8 @@ class LayerTimes:
     forward_s: tuple[float, ...]  # one micro-batch
     backward_s: tuple[float, ...]  # one micro-batch: inputs and weights together
     update_s: tuple[float, ...]  # once a step
+    # Of a module: how long a stage that begins with the unit replays those before it, for one micro-batch.
+    skip_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +73,12 @@ class Costs:
     links: Mapping[tuple[str, str], LinkCost] = field(default_factory=dict)
     default_link: LinkCost = field(default_factory=LinkCost)
     micro_batch_rows: int = 0  # of the micro-batch that was measured; 0: not measured
+    flow_json: str = ""  # of a module that is cut by replay (`flow_json.to_json`); its units are the layers
+
+    @property
+    def flow(self) -> Flow | None:
+        """None: the layers are a list."""
+        return flow_json.known(self.flow_json) if self.flow_json else None
 
     def link(self, sender: str, receiver: str) -> LinkCost:
         """Within one worker nothing is sent."""

@@ -33,6 +33,7 @@ def to_json(costs: Costs, *, indent: int | None = None) -> str:
         "links": links,
         "default_link": _raw_link(costs.default_link),
         "micro_batch_rows": costs.micro_batch_rows,
+        "flow_json": costs.flow_json,
     }
     separators = (",", ":") if indent is None else None
     return json.dumps(raw, sort_keys=True, separators=separators, indent=indent, allow_nan=False)
@@ -47,9 +48,11 @@ def from_json(text: str) -> Costs:
     costs = read_fields(Costs, raw, _value, _malformed)
     for device in costs.devices:
         for name, values in asdict(device.times).items():
-            if len(values) != len(costs.layers):
+            if len(values) != len(costs.layers) and (values or name != "skip_s"):
                 place = f"{name} of {device.worker}/{device.device}"
                 raise _malformed(f"has {len(values)} values in {place} and {len(costs.layers)} layers")
+    if (flow := costs.flow) is not None and [unit.name for unit in flow.units] != [each.name for each in costs.layers]:
+        raise _malformed("has a flow of other units than its layers")
     return costs
 
 
@@ -77,9 +80,9 @@ def _value(hint: Any, raw: object, place: str) -> Any:
     if isinstance(raw, list):
         if get_origin(hint) is tuple:
             item = get_args(hint)[0]
+            is_plain = item in (int, float)
             return tuple(
-                _value(float, each, place) if item is float else read_fields(item, each, _value, _malformed)
-                for each in raw
+                _value(item, each, place) if is_plain else read_fields(item, each, _value, _malformed) for each in raw
             )
         if get_origin(hint) is Mapping:
             return dict(_link(each) for each in raw)

@@ -83,6 +83,30 @@ def check_ends(flow: Flow, ends: Sequence[int]) -> None:
             )
 
 
+def finest_ends(flow: Flow) -> tuple[int, ...]:
+    """The ends of as many stages as the flow allows."""
+    barred = {end for each in flow.joined for end in range(max(each.first, 0) + 1, each.last + 1)}
+    return tuple(end for end in range(1, len(flow.units) + 1) if end not in barred)
+
+
+def crossing_bytes(flow: Flow) -> list[tuple[int, int]]:
+    """What would go over a single cut before each unit, and after the last: outputs, and gradients back.
+
+    With more cuts a value goes straight to its users. So what crosses several of them is counted at each one here, and
+    sent once for each stage that uses it.
+    """
+    sizes = [[0, 0] for _ in range(len(flow.units) + 1)]
+    for value in flow.values:
+        for cut in range(max(value.producer, 0) + 1, value.users[-1] + 1):
+            sizes[cut][0] += value.num_bytes
+            sizes[cut][1] += value.num_bytes * value.is_differentiable
+    for each in flow.shared:
+        users = flow.parameters[each.name]
+        for cut in range(max(users[0], 0) + 1, users[-1] + 1):
+            sizes[cut][1] += each.num_bytes * each.is_trained
+    return [(forward, backward) for forward, backward in sizes]
+
+
 def stage_of(ends: Sequence[int], position: int) -> int:
     return bisect_right(ends, max(position, 0))
 

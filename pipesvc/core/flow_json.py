@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any, Final, TypeVar, get_args, get_origin
 
 from pipesvc.core.flow import Flow, Joined, Value
@@ -38,6 +39,12 @@ def from_json(text: str) -> Flow:
         if not -1 <= position < len(flow.units):
             raise _malformed(f"names unit {position} of {len(flow.units)} in {place}")
     return flow
+
+
+@lru_cache(maxsize=4)  # asked again for every step, and a process has few plans
+def known(text: str) -> Flow:
+    """As `from_json`, of a text that is asked about again and again."""
+    return from_json(text)
 
 
 def _value(hint: Any, raw: object, place: str) -> Any:

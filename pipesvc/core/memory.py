@@ -7,11 +7,12 @@ the sum in words.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from pipesvc.core.stage_costs import StageCost
+from pipesvc.core.stage_costs import StageCost, gradients_between, outputs_between
+from pipesvc.core.ties import Pair
 from pipesvc.errors import ErrorCode, PipesvcError
 
 _UNITS: Final = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -104,6 +105,7 @@ def device_memory(stages: Sequence[StageCost], bounds: Mapping[int, int]) -> dic
     feeder's parcels (inputs and labels) are not counted: costs do not name their size.
     """
     found: dict[str, Memory] = {}
+    outputs, gradients = outputs_between(stages), gradients_between(stages)
     for index, stage in enumerate(stages):
         found[stage.place] = found.get(stage.place, Memory()) + Memory(
             weight_bytes=stage.weight_bytes,
@@ -111,7 +113,10 @@ def device_memory(stages: Sequence[StageCost], bounds: Mapping[int, int]) -> dic
             optimizer_bytes=stage.optimizer_bytes,
             buffer_bytes=stage.buffer_bytes,
             activations=(Held(bounds[index], stage.activation_bytes),),
-            link_slots=_link_slots(stages, bounds, index),
+            link_slots=(
+                *_slots(stages, index, outputs, bounds),
+                *_slots(stages, index, gradients, dict.fromkeys(range(len(stages)), bounds[index])),
+            ),
         )
     return found
 
@@ -142,15 +147,13 @@ def slot_parcels(num_alive: int) -> int:
     return max(MIN_WINDOW_PARCELS, num_alive)
 
 
-def _link_slots(stages: Sequence[StageCost], bounds: Mapping[int, int], index: int) -> tuple[Held, ...]:
-    """One entry for each link from another worker to this stage."""
-    stage = stages[index]
-    slots = []
-    if index and stages[index - 1].worker != stage.worker:
-        slots.append(Held(slot_parcels(bounds[index - 1]), stages[index - 1].output_bytes))
-    if index + 1 < len(stages) and stages[index + 1].worker != stage.worker:
-        slots.append(Held(slot_parcels(bounds[index]), stage.output_gradient_bytes))
-    return tuple(slots)
+def _slots(
+    stages: Sequence[StageCost], receiver: int, sizes: Mapping[Pair, int], alive: Mapping[int, int]
+) -> Iterator[Held]:
+    """One for each link from another worker to this stage; `alive` has the micro-batches that may come, by sender."""
+    for (sender, other), num_bytes in sizes.items():
+        if other == receiver and stages[sender].worker != stages[receiver].worker:
+            yield Held(slot_parcels(alive[sender]), num_bytes)
 
 
 def _total(pieces: Iterable[Held]) -> int:

@@ -21,13 +21,13 @@ from pipesvc.core.partition_capped import Capped, Caps
 from pipesvc.core.partition_constraints import PartitionConstraints, problem_of
 from pipesvc.core.partition_memory import memory_parts
 from pipesvc.core.partition_methods import AUTO
-from pipesvc.core.partition_problem import InFlight, Kinds, Problem, Skip, alike, kinds_of, score
+from pipesvc.core.partition_problem import InFlight, Kinds, Problem, alike, kinds_of, score
 from pipesvc.core.partition_search import Found, Search
 from pipesvc.core.partition_states import states_of
 from pipesvc.core.partition_table import Route, cheapest
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 
-__all__ = ["InFlight", "Partition", "PartitionConstraints", "PlacedStage", "Skip", "one_f_one_b", "partition"]
+__all__ = ["InFlight", "Partition", "PartitionConstraints", "PlacedStage", "one_f_one_b", "partition"]
 
 # Halvings of the factor by which memory would have to grow: to 0.1 %.
 _NUM_HALVINGS: Final = 12

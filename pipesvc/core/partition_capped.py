@@ -61,9 +61,10 @@ class Capped:
         states, problem = self.states, self.states.problem
         caps = states.kinds.memory_bytes[:, None]
         held, (slots_before, slots_after) = states.held[alive], states.slots[alive]
+        copies = problem.memory.copies
         # All parts of the sum but the slots grow with the stage.
-        most_slots = slots_before.max() + slots_after.max()
-        is_tight = bool((held[self.last_end] - held[:-1] + most_slots > caps).any())
+        most_more = slots_before.max() + slots_after.max() + (copies.max() if copies is not None else 0)
+        is_tight = bool((held[self.last_end] - held[:-1] + most_more > caps).any())
         if not is_tight and _ROOMY in self._bands:
             return self._bands[_ROOMY]
         end = np.arange(problem.num_layers + 1)
@@ -71,7 +72,8 @@ class Capped:
         is_stage = (first >= 0) & problem.may_cut[first]
         is_allowed = is_stage & (end <= self.last_end[:, first % problem.num_layers])
         if is_tight:
-            is_allowed &= held[end] - held[first] + slots_before[first] + slots_after[end] <= caps[:, :, None]
+            needed = held[end] - held[first] + slots_before[first] + slots_after[end]
+            is_allowed &= needed + (copies[first, end] if copies is not None else 0) <= caps[:, :, None]
         sums = states.kinds.stage_s
         bands = np.where(is_allowed, sums[:, None] - sums[:, first], INFINITY)
         if not is_tight:

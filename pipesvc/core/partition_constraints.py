@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from pipesvc.core import marks
 from pipesvc.core.costs import Costs, DeviceCost
+from pipesvc.core.flow import check_ends, finest_ends
 from pipesvc.core.partition_memory import memory_sums
 from pipesvc.core.partition_methods import AUTO, edges_of, layer_infos, stage_edges
-from pipesvc.core.partition_problem import InFlight, Problem, Skip, crossing
+from pipesvc.core.partition_problem import InFlight, Problem, crossing
 from pipesvc.core.plan import StrategySettings
 from pipesvc.core.stages import cut
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -23,13 +24,11 @@ from pipesvc.errors import ErrorCode, PipesvcError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionConstraints:
-    """What a partition must keep to. Marks are in the costs of the layers."""
+    """What a partition must keep to. Marks are in the costs, and so is a flow, with what it keeps together."""
 
     num_stages: int = 0  # 0: chosen by "auto", else one per device
     boundaries: tuple[int, ...] = ()  # a stage begins at each of these layers, and perhaps elsewhere too
     places: Mapping[str, str] = field(default_factory=dict)  # mark or "stage:K" -> "worker" or "worker/device"
-    ties: tuple[tuple[int, int], ...] = ()  # layers that share parameters: in one stage
-    skips: tuple[Skip, ...] = ()
     allow_cpu_for_gpu: bool = False  # a gpu mark without its GPU may be on any CPU
 
 
@@ -46,10 +45,10 @@ def problem_of(
     Raises INVALID_JOB without layers, INVALID_PLAN for indices that do not exist and demands that contradict each
     other, UNKNOWN_WORKER and UNKNOWN_DEVICE for places and marks that no device answers to.
     """
-    _check(costs, num_micro_batches, constraints)
+    _check(costs, num_micro_batches)
     may_cut, must_cut = _boundaries(costs, method, constraints)
     labels = _mark_labels(costs)
-    sent = crossing(costs.layers, constraints.skips)
+    sent = crossing(costs.layers)
     stage_devices = _given_places(costs, constraints.places, labels)
     counts = _stage_counts(costs, constraints.num_stages, may_cut, must_cut, stage_devices)
     return Problem(
@@ -62,7 +61,7 @@ def problem_of(
         is_barred=_barred(costs, constraints, labels),
         stage_devices=stage_devices,
         crossing=sent,
-        memory=memory_sums(costs.layers, sent.forward_bytes, sent.backward_bytes),
+        memory=memory_sums(costs, sent.forward_bytes, sent.backward_bytes),
     )
 
 
@@ -70,7 +69,7 @@ def _refuse(what: str, advice: str) -> PipesvcError:
     return PipesvcError(ErrorCode.INVALID_PLAN, what, advice=advice)
 
 
-def _check(costs: Costs, num_micro_batches: int, constraints: PartitionConstraints) -> None:
+def _check(costs: Costs, num_micro_batches: int) -> None:
     num_layers = len(costs.layers)
     if not num_layers:
         raise PipesvcError(ErrorCode.INVALID_JOB, "the model has no layers", advice="Return at least one module.")
@@ -86,11 +85,6 @@ def _check(costs: Costs, num_micro_batches: int, constraints: PartitionConstrain
                 f"{_name(device)} has times for {sorted(lengths)} layers, the model has {num_layers}",
                 "Profile the job again.",
             )
-    for first, last in [*constraints.ties, *((skip.producer, skip.consumer) for skip in constraints.skips)]:
-        if not 0 <= first < last < num_layers:
-            raise _refuse(
-                f"a tie or a skip from layer {first} to layer {last}", f"Both are 0 to {num_layers - 1}, ascending."
-            )
 
 
 def _boundaries(
@@ -99,9 +93,11 @@ def _boundaries(
     """Where stages may begin or end ([L + 1]), and where they must."""
     layers, asked = costs.layers, constraints
     num_layers = len(layers)
+    flow = costs.flow
     may_cut = np.ones(num_layers + 1, np.bool_)
-    for first, last in asked.ties:
-        may_cut[first + 1 : last + 1] = False
+    if flow is not None:
+        may_cut[1:] = False
+        may_cut[list(finest_ends(flow))] = True
     must_cut = tuple(sorted(set(asked.boundaries)))
     if must_cut:
         stage_edges(StrategySettings(boundaries=must_cut), layers, 0)  # refuses marks, and what is no boundary
@@ -122,7 +118,8 @@ def _boundaries(
         edges = edges_of(method, layers, num_stages, may_cut, must_cut)
     else:
         edges = ()
-    _keep_ties(may_cut, edges or must_cut, asked.ties)
+    if flow is not None:
+        check_ends(flow, edges[1:] or (*must_cut, num_layers))
     missing = [boundary for boundary in must_cut if edges and boundary not in edges]
     if missing:
         raise _refuse(
@@ -143,16 +140,6 @@ def _either(boundaries: Sequence[int | str]) -> tuple[int, ...] | tuple[str, ...
     if indices and names:
         raise _refuse(f"boundaries {list(boundaries)} mix names and indices", "Use one of the two.")
     return indices or names
-
-
-def _keep_ties(may_cut: npt.NDArray[np.bool_], edges: Sequence[int], ties: Sequence[tuple[int, int]]) -> None:
-    broken = [boundary for boundary in edges if not may_cut[boundary]]
-    if broken:
-        first, last = next((first, last) for first, last in ties if first < broken[0] <= last)
-        raise _refuse(
-            f"a boundary at layer {broken[0]} parts layers {first} and {last}, which share parameters",
-            "Keep both in one stage, or give each its own parameters.",
-        )
 
 
 def _stage_counts(

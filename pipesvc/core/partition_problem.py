@@ -10,8 +10,8 @@ The objective of a step with m micro-batches, in seconds, is that of a pipeline 
   micro-batch if that is larger. That is bytes / bandwidth without the latency: parcels follow each other into a link
   before the first has arrived, and the two directions of a link do not wait for each other. Each boundary is counted
   alone, also where two boundaries share a pair of workers.
-- A skip counts at every boundary between its layers, as if stages handed it on. That is exact for neighbours; a skip
-  over more stages goes straight to its consumer, so this counts more traffic than there will be.
+- A value that skips layers counts at every boundary that it crosses, as if stages handed it on. That is exact for
+  neighbours; over more stages it goes straight to its users, so this counts more traffic than there will be.
 
 The simulator plays the actions and has the last word on a step's time; this objective is what can be searched.
 
@@ -39,15 +39,6 @@ InFlight = Callable[[int, int], int]
 INFINITY: Final = float("inf")
 
 
-class Skip(NamedTuple):
-    """A value that a layer gives to a later one, past those between them. Bytes per micro-batch."""
-
-    producer: int  # index of a layer
-    consumer: int  # index of a later layer
-    output_bytes: int
-    output_gradient_bytes: int = 0
-
-
 class Crossing(NamedTuple):
     """Bytes of one micro-batch that cross a boundary before layer i, for i in 0 to L; 0 at both ends."""
 
@@ -55,15 +46,13 @@ class Crossing(NamedTuple):
     backward_bytes: IntArray
 
 
-def crossing(layers: Sequence[LayerCost], skips: Sequence[Skip]) -> Crossing:
-    """What every possible boundary would send, skips included."""
+def crossing(layers: Sequence[LayerCost]) -> Crossing:
+    """What every possible boundary would send."""
     inner = layers[:-1]
-    forward = np.array([0, *(layer.output_bytes for layer in inner), 0], np.int64)
-    backward = np.array([0, *(layer.output_gradient_bytes for layer in inner), 0], np.int64)
-    for skip in skips:
-        forward[skip.producer + 1 : skip.consumer + 1] += skip.output_bytes
-        backward[skip.producer + 1 : skip.consumer + 1] += skip.output_gradient_bytes
-    return Crossing(forward, backward)
+    return Crossing(
+        np.array([0, *(layer.output_bytes for layer in inner), 0], np.int64),
+        np.array([0, *(layer.output_gradient_bytes for layer in inner), 0], np.int64),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

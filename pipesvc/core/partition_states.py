@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipesvc.core.partition_memory import Alive, IntArray, memory_parts
+from pipesvc.core.partition_memory import COPIES, SLOTS, Alive, IntArray, memory_parts
 from pipesvc.core.partition_problem import INFINITY, FloatArray, Kinds, Problem
 
 IndexArray = npt.NDArray[np.intp]
@@ -156,14 +156,13 @@ def _last_end(problem: Problem, kinds: Kinds) -> IndexArray:
 def _held(problem: Problem, alive: Alive) -> IntArray:
     """[L + 1] What adds up over layers: a stage needs the difference between its ends, and its slots."""
     parts = memory_parts(problem.memory, 0, np.arange(problem.num_layers + 1), alive)
-    del parts["link slots"]
-    return np.asarray(sum(parts.values()))
+    return np.asarray(sum(part for name, part in parts.items() if name not in (SLOTS, COPIES)))
 
 
 def _slots(problem: Problem, alive: Alive) -> tuple[IntArray, IntArray]:
     index, end = np.arange(problem.num_layers + 1), problem.num_layers
-    before = memory_parts(problem.memory, index, end, alive)["link slots"]
-    after = memory_parts(problem.memory, 0, index, alive)["link slots"]
+    before = memory_parts(problem.memory, index, end, alive)[SLOTS]
+    after = memory_parts(problem.memory, 0, index, alive)[SLOTS]
     return np.asarray(before), np.asarray(after)
 
 

@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
 from typing import Any, Final, TypeVar, get_type_hints
 
 from pipesvc.core import flow_json
@@ -106,7 +105,7 @@ class Plan:
     @property
     def flow(self) -> Flow | None:
         """None: the model is a list of layers, or one stage that runs as a whole."""
-        return _flow_of(self.flow_json) if self.flow_json else None
+        return flow_json.known(self.flow_json) if self.flow_json else None
 
     @property
     def weight_transfers(self) -> dict[Pair, Names]:
@@ -151,11 +150,6 @@ T = TypeVar("T", Plan, StagePlan, Tie)
 
 # What the lists of a plan's JSON hold; an object where nothing is said.
 _ITEMS: Final[dict[Any, type]] = {tuple[str, ...]: str, tuple[int, ...]: int}
-
-
-@lru_cache(maxsize=4)  # asked again for every step, and a process has few plans
-def _flow_of(text: str) -> Flow:
-    return flow_json.from_json(text)
 
 
 def _malformed(what: str) -> PipesvcError:

@@ -16,7 +16,8 @@ from pipesvc.core.fingerprints import fingerprint_warnings
 from pipesvc.core.memory import Memory
 from pipesvc.core.plan import Plan, StagePlan
 from pipesvc.core.schedule_search import Candidate
-from pipesvc.core.stage_costs import StageCost
+from pipesvc.core.stage_costs import StageCost, gradients_between, outputs_between
+from pipesvc.core.ties import Pair
 from pipesvc.core.timeline import Simulation
 
 
@@ -36,15 +37,24 @@ class StageReport:
     backward_s: float
     update_s: float  # once a step
     peak_in_flight: int  # micro-batches alive at once
-    output_bytes: int = 0  # sent to the next stage; 0 if that is on the same worker
-    hop_s: float = 0.0  # how long it is on its way
-    gradient_bytes: int = 0  # sent back by the next stage
+    output_bytes: int = 0  # sent to later stages on other workers
+    hop_s: float = 0.0  # how long it is on its way, on the slowest of them
+    gradient_bytes: int = 0  # sent back by them
     gradient_hop_s: float = 0.0
 
     @property
     def place(self) -> str:
         """Worker and device, as a strategy's placement writes them."""
         return f"{self.worker}/{self.device}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkReport:
+    """What goes from a stage to one on another worker, for each micro-batch."""
+
+    link: str  # as runs name it: "0>1/activation"
+    num_bytes: int
+    hop_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +86,7 @@ class PlanReport:
     in_flight: int  # 0: the schedule's own number
     step_s: float
     bubble: float  # the part of the workers' time in which they do nothing
+    links: tuple[LinkReport, ...] = ()
     reasons: tuple[str, ...] = ()  # why this plan
     runner_up: str = ""  # the next best, and why it lost
     warnings: tuple[str, ...] = ()
@@ -90,11 +101,21 @@ def make_report(
     """`stages` are what the plan's stages cost, `evaluated` is its schedule on them, `fingerprints` are by worker."""
     used = {worker: fingerprints.get(worker, "") for worker in plan.workers}
     step = evaluated.step
+    outputs = _sent(costs, stages, outputs_between(stages), "activation")
+    gradients = _sent(costs, stages, gradients_between(stages), "gradient")
     return PlanReport(
         stages=tuple(
-            _stage_report(costs, planned, stages, step.peak_in_flight[planned.index]) for planned in plan.stages
+            _stage_report(
+                planned,
+                stages[planned.index],
+                step.peak_in_flight[planned.index],
+                sent=[link for (sender, _), link in outputs.items() if sender == planned.index],
+                sent_back=[link for (_, receiver), link in gradients.items() if receiver == planned.index],
+            )
+            for planned in plan.stages
         ),
         places=tuple(_place_report(place, held, stages, step, used) for place, held in evaluated.memory.items()),
+        links=(*outputs.values(), *gradients.values()),
         schedule=plan.schedule,
         micro_batches=plan.micro_batches,
         in_flight=plan.in_flight,
@@ -104,11 +125,25 @@ def make_report(
     )
 
 
-def _stage_report(costs: Costs, planned: StagePlan, stages: Sequence[StageCost], peak_in_flight: int) -> StageReport:
-    own = stages[planned.index]
-    after = stages[planned.index + 1] if planned.index + 1 < len(stages) else own
-    is_sent = after.worker != own.worker
-    output_bytes, gradient_bytes = (own.output_bytes, own.output_gradient_bytes) if is_sent else (0, 0)
+def _sent(costs: Costs, stages: Sequence[StageCost], sizes: Mapping[Pair, int], kind: str) -> dict[Pair, LinkReport]:
+    """What leaves its worker."""
+    found = {}
+    for (sender, receiver), num_bytes in sizes.items():
+        workers = stages[sender].worker, stages[receiver].worker
+        if workers[0] != workers[1]:
+            hop_s = costs.link(*workers).hop_s(num_bytes)
+            found[sender, receiver] = LinkReport(link=f"{sender}>{receiver}/{kind}", num_bytes=num_bytes, hop_s=hop_s)
+    return found
+
+
+def _stage_report(
+    planned: StagePlan,
+    own: StageCost,
+    peak_in_flight: int,
+    *,
+    sent: Sequence[LinkReport],
+    sent_back: Sequence[LinkReport],
+) -> StageReport:
     return StageReport(
         index=planned.index,
         label=planned.label,
@@ -122,10 +157,10 @@ def _stage_report(costs: Costs, planned: StagePlan, stages: Sequence[StageCost],
         backward_s=own.backward_s,
         update_s=own.update_s,
         peak_in_flight=peak_in_flight,
-        output_bytes=output_bytes,
-        hop_s=costs.link(own.worker, after.worker).hop_s(output_bytes),
-        gradient_bytes=gradient_bytes,
-        gradient_hop_s=costs.link(after.worker, own.worker).hop_s(gradient_bytes),
+        output_bytes=sum(link.num_bytes for link in sent),
+        hop_s=max((link.hop_s for link in sent), default=0.0),
+        gradient_bytes=sum(link.num_bytes for link in sent_back),
+        gradient_hop_s=max((link.hop_s for link in sent_back), default=0.0),
     )
 
 

@@ -15,12 +15,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import count, pairwise, takewhile
+from itertools import count, takewhile
 from typing import Final
 
 from pipesvc.core.memory import Memory, against_text, bytes_text, check_memory, device_memory, too_small
 from pipesvc.core.simulate import free_link, play
-from pipesvc.core.stage_costs import StageCost
+from pipesvc.core.stage_costs import StageCost, gradients_between, outputs_between
 from pipesvc.core.step_graph import LinkOf
 from pipesvc.core.step_lists import step_lists
 from pipesvc.core.timeline import Simulation
@@ -151,15 +151,12 @@ def _most_in_flight(stages: Sequence[StageCost], num_micro_batches: int) -> int:
 
 
 def _hops_s(stages: Sequence[StageCost], link: LinkOf) -> list[float]:
-    """What each crossing from a stage to the next on another worker takes, there and back."""
+    """What each way between stages on two workers takes, of outputs and of gradients."""
+    ways = (*outputs_between(stages).items(), *gradients_between(stages).items())
     return [
-        hop_s
-        for before, after in pairwise(stages)
-        if before.worker != after.worker
-        for hop_s in (
-            link(before.worker, after.worker).hop_s(before.output_bytes),
-            link(after.worker, before.worker).hop_s(before.output_gradient_bytes),
-        )
+        link(stages[sender].worker, stages[receiver].worker).hop_s(num_bytes)
+        for (sender, receiver), num_bytes in ways
+        if stages[sender].worker != stages[receiver].worker
     ]
 
 

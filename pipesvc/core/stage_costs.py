@@ -6,12 +6,13 @@ have to invent layers. Units are seconds and bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipesvc.core.actions import ActionKind
 from pipesvc.core.costs import Costs
-from pipesvc.core.ties import copy_bytes, ties_of_layers
+from pipesvc.core.flow import PARAMETER, Flow, gradient_transfers, transfers
+from pipesvc.core.ties import Pair, Tie, copy_bytes, copy_gradient_bytes, gradient_chain, ties_of_flow, ties_of_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,9 @@ class StageCost:
     activation_bytes: int = 0  # kept from forward to backward
     output_bytes: int = 0  # to the next stage
     output_gradient_bytes: int = 0  # back from it
+    # The two above are those of a chain. In a flow each stage says whom it sends what: stage -> bytes.
+    sends: Mapping[int, int] | None = None
+    returns: Mapping[int, int] | None = None  # gradients, to earlier stages
 
     @property
     def place(self) -> str:
@@ -65,17 +69,49 @@ def stage_costs(costs: Costs, *, boundaries: Sequence[int], devices: Sequence[in
     """The stages of a partition: `boundaries` has the first layer of each stage after the first, `devices` the index
     in `costs.devices` of each stage's device.
 
-    Of a parameter that several layers share, each layer has measured gradient and optimizer state, so for a stage that
-    does not own it they are more than it will hold.
+    Of a parameter that several layers of a list share, each layer has measured gradient and optimizer state, so for a
+    stage that does not own it they are more than it will hold. Of a module, the first user has, and a copy is its
+    weights and a gradient.
     """
     edges = [0, *boundaries, len(costs.layers)]
-    ties = ties_of_layers([layer.shared for layer in costs.layers], edges[1:])
-    stages = (
+    ends, flow = edges[1:], costs.flow
+    ties = ties_of_flow(flow, ends) if flow else ties_of_layers([layer.shared for layer in costs.layers], ends)
+    stages = [
         _stage_cost(costs, edges[index], edges[index + 1], device_index) for index, device_index in enumerate(devices)
-    )
-    return tuple(
-        replace(stage, weight_bytes=stage.weight_bytes + copy_bytes(ties, index)) for index, stage in enumerate(stages)
-    )
+    ]
+    stages = [
+        replace(
+            stage,
+            weight_bytes=stage.weight_bytes + copy_bytes(ties, index),
+            gradient_bytes=stage.gradient_bytes + (copy_gradient_bytes(ties, index) if flow else 0),
+        )
+        for index, stage in enumerate(stages)
+    ]
+    if flow is not None:
+        return _in_flow(stages, flow, ends)
+    return _with_ties(stages, ties) if ties else tuple(stages)
+
+
+def outputs_between(stages: Sequence[StageCost]) -> dict[Pair, int]:
+    """(producer, consumer) -> bytes of one micro-batch."""
+    found: dict[Pair, int] = {}
+    for index, stage in enumerate(stages):
+        if stage.sends is not None:
+            found |= {(index, consumer): num_bytes for consumer, num_bytes in stage.sends.items()}
+        elif index + 1 < len(stages):
+            found[index, index + 1] = stage.output_bytes
+    return found
+
+
+def gradients_between(stages: Sequence[StageCost]) -> dict[Pair, int]:
+    """(sender, receiver) -> bytes of one micro-batch."""
+    found: dict[Pair, int] = {}
+    for index, stage in enumerate(stages):
+        if stage.returns is not None:
+            found |= {(index, receiver): num_bytes for receiver, num_bytes in stage.returns.items()}
+        elif index:
+            found[index, index - 1] = stages[index - 1].output_gradient_bytes
+    return found
 
 
 def _stage_cost(costs: Costs, first: int, end: int, device_index: int) -> StageCost:
@@ -86,7 +122,7 @@ def _stage_cost(costs: Costs, first: int, end: int, device_index: int) -> StageC
         worker=device.worker,
         device=device.device,
         memory_bytes=device.memory_bytes,
-        forward_s=sum(device.times.forward_s[first:end]),
+        forward_s=sum((*device.times.forward_s[first:end], *device.times.skip_s[first : first + 1])),
         backward_s=backward_s,
         # Executors do not split the backward yet: I is the whole of it, and W nothing.
         input_backward_s=backward_s,
@@ -99,4 +135,40 @@ def _stage_cost(costs: Costs, first: int, end: int, device_index: int) -> StageC
         activation_bytes=sum(layer.activation_bytes for layer in held),
         output_bytes=0 if is_last else held[-1].output_bytes,
         output_gradient_bytes=0 if is_last else held[-1].output_gradient_bytes,
+    )
+
+
+def _in_flow(stages: Sequence[StageCost], flow: Flow, ends: Sequence[int]) -> tuple[StageCost, ...]:
+    """Values go straight from their maker to each user, gradients from a user to the one before it."""
+    sizes = {value.key: value.num_bytes for value in flow.values}
+    sizes |= {PARAMETER + each.name: each.num_bytes for each in flow.shared}
+    outputs, gradients = transfers(flow, ends), gradient_transfers(flow, ends)
+    return _with_ways(
+        stages,
+        {pair: sum(sizes[key] for key in keys) for pair, keys in outputs.items()},
+        {pair: sum(sizes[key] for key in keys) for pair, keys in gradients.items()},
+    )
+
+
+def _with_ties(stages: Sequence[StageCost], ties: Sequence[Tie]) -> tuple[StageCost, ...]:
+    """Beside what neighbours exchange, gradients of shared parameters go down to their owners."""
+    sizes = {tie.name: tie.num_bytes for tie in ties}
+    gradients = gradients_between(stages)
+    for pair, names in gradient_chain(ties).items():
+        gradients[pair] = gradients.get(pair, 0) + sum(sizes[name] for name in names)
+    return _with_ways(stages, outputs_between(stages), gradients)
+
+
+def _with_ways(
+    stages: Sequence[StageCost], outputs: Mapping[Pair, int], gradients: Mapping[Pair, int]
+) -> tuple[StageCost, ...]:
+    return tuple(
+        replace(
+            stage,
+            output_bytes=0,
+            output_gradient_bytes=0,
+            sends={consumer: num_bytes for (sender, consumer), num_bytes in outputs.items() if sender == index},
+            returns={receiver: num_bytes for (sender, receiver), num_bytes in gradients.items() if sender == index},
+        )
+        for index, stage in enumerate(stages)
     )

@@ -117,8 +117,8 @@ def _by_boundaries(settings: StrategySettings, layers: Sequence[LayerInfo]) -> t
 def _index_of(name: str, names: Sequence[str]) -> int:
     if name in names:
         return names.index(name)
-    outer = name.partition(".")[0]
-    inside = f": it lies inside layer {outer!r}, which is one piece" if outer in names and outer != name else ""
+    outer = next((each for each in names if name.startswith(f"{each}.")), "")
+    inside = f": it lies inside layer {outer!r}, which is one piece" if outer else ""
     shown = names if len(names) <= 2 * _SHOWN_NAMES else [*names[:_SHOWN_NAMES], "...", *names[-_SHOWN_NAMES:]]
     raise PipesvcError(
         ErrorCode.INVALID_PLAN,

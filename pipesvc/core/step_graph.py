@@ -28,7 +28,7 @@ import numpy.typing as npt
 from pipesvc.core.actions import PER_MICRO_BATCH, Action, ActionKind, Result, ResultKind, needs, results
 from pipesvc.core.costs import LinkCost
 from pipesvc.core.overtaking import any_action, followed
-from pipesvc.core.stage_costs import StageCost
+from pipesvc.core.stage_costs import StageCost, gradients_between, outputs_between
 
 # How many more micro-batches are alive on a stage once an action of this kind has been taken.
 _LIVE_CHANGE: Final = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.WEIGHT_BACKWARD: -1}
@@ -38,6 +38,13 @@ _MAKERS: Final = {
     for result in ResultKind
 }
 _MADE_NUMBERS: Final = {result: number for number, result in enumerate(_MAKERS)}
+
+# What an action needs of other stages for its micro-batch.
+_FROM_OTHERS: Final = {
+    ActionKind.FORWARD: (ResultKind.OUTPUT,),
+    ActionKind.BACKWARD: (ResultKind.INPUT_GRADIENT,),
+    ActionKind.INPUT_BACKWARD: (ResultKind.INPUT_GRADIENT,),
+}
 
 # Where an action or a result that the lists do not have would be; who waits for it waits for ever.
 ABSENT: Final = -1
@@ -98,7 +105,7 @@ def build(
     """The graph of these workers' lists."""
     builder = _Builder(lists, stages, link, num_micro_batches)
     for stage, kind in builder.groups:
-        needed = needs(any_action(stage, kind), num_stages=len(stages), num_micro_batches=1, clips=clips)
+        needed = builder.needs(stage, kind, clips=clips)
         builder.connect_needs(stage, kind, needed)
         builder.connect_order(stage, kind, needed)
     return builder.graph()
@@ -111,6 +118,11 @@ class _Builder:
         self, lists: Sequence[Sequence[Action]], stages: Sequence[StageCost], link: LinkOf, num_micro_batches: int
     ) -> None:
         self._stages, self._link, self._num_workers = stages, link, len(lists)
+        # What goes between two stages, in bytes; norms and scale are a few, and what they cost is latency.
+        self._sizes = {
+            ResultKind.OUTPUT: outputs_between(stages),
+            ResultKind.INPUT_GRADIENT: gradients_between(stages),
+        }
         self._actions = [action for actions in lists for action in actions]
         self._worker = np.repeat(np.arange(len(lists)), list(map(len, lists)))
         self._micro_batch = [action.micro_batch or 0 for action in self._actions]
@@ -144,6 +156,16 @@ class _Builder:
         firsts = (self._actions[group[0]] for group in groups)
         return {(first.stage, first.kind): group for first, group in zip(firsts, groups, strict=True)}
 
+    def needs(self, stage: int, kind: ActionKind, *, clips: bool) -> list[Result]:
+        """For the first micro-batch. `actions.needs` speaks of a chain; what goes where, the stages say."""
+        action = any_action(stage, kind)
+        found = needs(action, num_stages=len(self._stages), num_micro_batches=1, clips=clips)
+        own = [need for need in found if need.stage == stage or need.kind not in self._sizes]
+        for result in _FROM_OTHERS.get(kind, ()):
+            senders = [sender for sender, receiver in self._sizes[result] if receiver == stage]
+            own += [Result(sender, result, action.micro_batch) for sender in senders]
+        return own
+
     def connect_needs(self, stage: int, kind: ActionKind, needed: Sequence[Result]) -> None:
         """What is needed of the first micro-batch holds for all; what happens once a step needs all of its stage."""
         for need in needed:
@@ -154,7 +176,8 @@ class _Builder:
                 self._taken.append(rows)
             else:
                 self._sent.append(rows)
-                self._connect_workers(need, self._stages[stage].worker, self._table[rows[1]])
+                num_bytes = self._sizes.get(need.kind, {}).get((need.stage, stage), 0)
+                self._connect_workers(need, self._stages[stage].worker, self._table[rows[1]], num_bytes)
 
     def _lasts(self, need: Result) -> list[int]:
         """Actions of one kind are taken in order, so the last stands for all."""
@@ -162,9 +185,9 @@ class _Builder:
         lasts = [group[-1] for group in groups if group]
         return [*lasts, ABSENT] if ABSENT in self._made[_made_row(need)] else lasts
 
-    def _connect_workers(self, need: Result, worker: str, readers: IndexArray) -> None:
+    def _connect_workers(self, need: Result, worker: str, readers: IndexArray, num_bytes: int) -> None:
         workers = self._stages[need.stage].worker, worker
-        cost, num_bytes = self._link(*workers), self._parcel_bytes(need)
+        cost = self._link(*workers)
         num_parcels = int(((readers != ABSENT) & (self._made[_made_row(need)] != ABSENT)).sum())
         self._link_bytes[workers] = self._link_bytes.get(workers, 0) + num_parcels * num_bytes
         link = list(self._link_bytes).index(workers)
@@ -172,16 +195,6 @@ class _Builder:
         for kind in _MAKERS[need.kind]:
             if (need.stage, kind) in self.groups:
                 self._tasks[need.stage, kind].ways.append(way)
-
-    def _parcel_bytes(self, result: Result) -> int:
-        """Norms and scale are a few bytes; what they cost is latency."""
-        match result.kind:
-            case ResultKind.OUTPUT:
-                return self._stages[result.stage].output_bytes
-            case ResultKind.INPUT_GRADIENT:
-                return self._stages[result.stage - 1].output_gradient_bytes
-            case _:
-                return 0
 
     def connect_order(self, stage: int, kind: ActionKind, needed: Sequence[Result]) -> None:
         """Of a kind that is always followed, the nearest earlier one stands for all before it, which it follows too."""

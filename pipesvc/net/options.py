@@ -21,8 +21,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # The largest message of the data plane. The receiver's cap bounds what a peer can make it allocate.
 DATA_MESSAGE_BYTES: Final = CHUNK_BYTES + MAX_HEADER_BYTES
 
-# The largest message of the control plane: a source bundle (capped at 16 MiB by the client) and the job around it.
-CONTROL_MESSAGE_BYTES: Final = 17 << 20
+# The largest message of the control plane: a source bundle (capped at 16 MiB by the client), the job around it, and
+# what the client has read ahead of a stream (capped at 9 MiB).
+CONTROL_MESSAGE_BYTES: Final = 26 << 20
 
 # Bytes of response metadata that carry an error report with its traceback; gRPC's own 8 KiB would drop the whole
 # answer.

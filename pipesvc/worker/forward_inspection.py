@@ -23,9 +23,9 @@ from pipesvc.model.calling import arguments_of
 from pipesvc.model.replay.inputs import Inputs
 from pipesvc.model.replay.record import record
 from pipesvc.rpc.v1 import job_pb2
+from pipesvc.wire import samples
 from pipesvc.worker import data_trial
 from pipesvc.worker.executor.describe import describe
-from pipesvc.worker.feeder.batches import CutBatch
 from pipesvc.worker.inspection import Inspection
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -49,19 +49,20 @@ def follow(
     found.layers = [replace(whole, name=whole.type)]
     try:
         progress.busy("building the model on shapes")
-        model = _skeleton(build, job.seed, where)
+        model = skeleton_of(build, job.seed, where)
         found.layers = skeleton.inspect_units(model) or found.layers
         progress.busy("reading a first batch from the data source")
-        found.batch = _first_batch(found, job, where, give_up)
+        inputs = _streamed_inputs(job.data) if job.data.is_streamed else _first_inputs(found, job, where, give_up)
         progress.busy("following the forward of the model")
-        flow = _followed(model, found.batch.inputs[0], job.strategy.boundary_names, where)
+        flow = followed(model, inputs, job.strategy.boundary_names, where)
     except PipesvcError as error:
         found.reason = error.at(where).details
     else:
         found.layers, found.flow_json = flow.units, flow_json.to_json(flow)
 
 
-def _skeleton(build: Callable[[], Any], seed: int, where: Where) -> nn.Module:
+def skeleton_of(build: Callable[[], Any], seed: int, where: Where) -> nn.Module:
+    """The model on shapes alone."""
     try:
         with malloc.while_building():
             return skeleton.build_module(build, seed, ())
@@ -71,14 +72,20 @@ def _skeleton(build: Callable[[], Any], seed: int, where: Where) -> nn.Module:
         raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=where) from cause
 
 
-def _first_batch(found: Inspection, job: job_pb2.JobSpec, where: Where, give_up: Callable[[], object]) -> CutBatch:
-    """What the run's own feeder would read first, within the time that it would give the source."""
-    if job.data.is_streamed:
+def _streamed_inputs(data: job_pb2.DataSpec) -> Any:
+    """Of the micro-batch that the client has sent along."""
+    if not data.HasField("first") or data.first.absent:
+        reason = data.first.absent or "its client sent none along"
         raise PipesvcError(
             ErrorCode.INVALID_JOB,
-            f"{_NEEDS_BATCH}, and that of a stream is not known at submit",
-            advice="Use a DataSource, or one stage (pipeline=False)",
+            f"{_NEEDS_BATCH}, and there is none of the stream: {reason}",
+            advice="Let the stream give a batch soon after submit, use a DataSource, or one stage (pipeline=False)",
         )
+    return samples.decode(data.first)
+
+
+def _first_inputs(found: Inspection, job: job_pb2.JobSpec, where: Where, give_up: Callable[[], object]) -> Any:
+    """What the run's own feeder would read first, within the time that it would give the source."""
 
     def out_of_time() -> None:
         found.reason = PipesvcError(
@@ -93,7 +100,8 @@ def _first_batch(found: Inspection, job: job_pb2.JobSpec, where: Where, give_up:
     timer.daemon = True
     timer.start()
     try:
-        return data_trial.first_batch(job, where)
+        found.batch = data_trial.first_batch(job, where)
+        return found.batch.inputs[0]
     except PipesvcError as error:
         message = f"{_NEEDS_BATCH}, and worker {where.worker!r} cannot read it: {error.details.message}"
         raise PipesvcError.of(replace(error.details, message=message)) from error.__cause__
@@ -101,7 +109,8 @@ def _first_batch(found: Inspection, job: job_pb2.JobSpec, where: Where, give_up:
         timer.cancel()
 
 
-def _followed(model: nn.Module, inputs: Any, cuts: Sequence[str], where: Where) -> Flow:
+def followed(model: nn.Module, inputs: Any, cuts: Sequence[str], where: Where) -> Flow:
+    """What the forward of a skeleton does with these inputs of a micro-batch."""
     args, kwargs = arguments_of(model.forward, inputs)
     try:
         return record(model, Inputs(args, kwargs), cuts=cuts)

@@ -41,19 +41,13 @@ def make_job(model: Callable[[], Any] = forwards.Plain, **changes: Any) -> pipes
             "'blocks.0'",
         ),
         (
-            make_job(data=pipesvc.StreamSource(list(forwards.words()), batch_size=8)),
+            make_job(data=pipesvc.StreamSource([], batch_size=8)),
             ErrorCode.INVALID_JOB,
-            "that of a stream is not known at submit",
-            "Use a DataSource",
-        ),
-        (
-            make_job(strategy=pipesvc.Strategy(boundaries="auto", micro_batches=4)),
-            ErrorCode.INVALID_JOB,
-            "the model (Plain) is no list of layers",
-            "give boundaries= or num_stages=",
+            "there is none of the stream: the source gave no batch",
+            "use a DataSource",
         ),
     ],
-    ids=["checkpointed", "never called", "streamed", "auto"],
+    ids=["checkpointed", "never called", "streamed"],
 )
 def test_what_cannot_be_cut_is_refused_at_submit(
     cluster: pipesvc.Client, job: pipesvc.Job, code: ErrorCode, message: str, advice: str
@@ -65,7 +59,7 @@ def test_what_cannot_be_cut_is_refused_at_submit(
     assert advice in caught.value.details.advice
 
 
-def test_a_profile_is_of_layers(cluster: pipesvc.Client) -> None:
-    with pytest.raises(PipesvcError, match=r"the model \(Plain\) is no list of layers") as caught:
-        cluster.profile(make_job())
-    assert caught.value.code is ErrorCode.INVALID_JOB
+def test_a_cut_inside_a_unit_is_no_cut_of_a_plan(cluster: pipesvc.Client) -> None:
+    with pytest.raises(PipesvcError, match=r"it lies inside layer 'blocks\.1', which is one piece") as caught:
+        cluster.plan(make_job(strategy=pipesvc.Strategy(boundaries=("blocks.1.inner",), micro_batches=4)))
+    assert caught.value.code is ErrorCode.INVALID_PLAN

@@ -139,3 +139,13 @@ def test_inputs_that_do_not_fit_forward_are_refused(cluster: pipesvc.Client) -> 
     error = refusal(cluster, make_job(data=data))
     assert error.code is ErrorCode.INVALID_JOB
     assert "do not fit" in error.details.message
+
+
+def test_a_stream_is_cut_by_its_first_batch_which_trains_too(cluster: pipesvc.Client) -> None:
+    source = pipesvc.StreamSource(module_jobs.words(), batch_size=8)
+    refused = pipesvc.Strategy(micro_batches=4, boundaries=("nowhere",))
+    with pytest.raises(PipesvcError, match="cut 'nowhere' does not exist"):
+        cluster.submit(make_job(data=source, strategy=refused))
+    run = cluster.submit(make_job(data=source))
+    assert_equal(run, truth(), module_jobs.Skipping)
+    assert run.plan().flow is not None

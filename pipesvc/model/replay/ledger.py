@@ -20,6 +20,7 @@ from pipesvc.model.ghosts import META, shape_of, user_line
 from pipesvc.model.layer_infos import shared_parameter
 from pipesvc.model.replay import frames, refusals
 from pipesvc.model.replay.operations import Key, versions
+from pipesvc.model.replay.state_sizes import StateSizes
 
 _TRACE = "_pipesvc_trace"
 
@@ -45,6 +46,7 @@ class _Made:
 class Ledger:
     def __init__(self, model: nn.Module) -> None:
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        self._sizes = StateSizes(model)
         self._names = {id(tensor): name for name, tensor in [*parameters.items(), *buffers.items()]}
         self._held = parameters
         self._parameters: dict[str, set[int]] = {name: set() for name in parameters}
@@ -178,14 +180,15 @@ class Ledger:
         input_users = {
             path: everywhere if path in self._read_by_all else users for path, users in self._input_users.items()
         }
+        parameters, buffers = _frozen(self._parameters), _frozen(self._buffers)
         return Flow(
-            units=tuple(self._infos),
+            units=self._sizes.with_sizes(self._infos, parameters, buffers),
             values=tuple(_value(key, made) for key, made in self._made.items() if made.users),
             input_users=_frozen(input_users),
-            parameters=_frozen(self._parameters),
-            buffers=_frozen(self._buffers),
+            parameters=parameters,
+            buffers=buffers,
             shared=tuple(
-                shared_parameter(name, self._held[name]) for name, users in self._parameters.items() if len(users) > 1
+                shared_parameter(name, self._held[name]) for name, users in parameters.items() if len(users) > 1
             ),
             joined=tuple(self._joined.values()),
             random_modules=tuple(random_modules),

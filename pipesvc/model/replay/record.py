@@ -8,6 +8,7 @@ size would number the same tensor differently from one micro-batch to the next.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 from torch import nn
@@ -25,13 +26,22 @@ from pipesvc.model.replay.units import units_of
 def record(model: nn.Module, inputs: Inputs, other: Inputs | None = None, *, cuts: Sequence[str] = ()) -> Flow:
     """The flow of `model`, which must be on meta (`skeleton.build_module` with nothing owned) and in training mode.
 
-    `inputs` is a micro-batch, `other` one of another size (by default one row more). With `cuts`, names of modules at
-    which a stage shall begin, units are the largest modules that contain no cut.
+    `inputs` is a micro-batch, `other` one of another size (by default one row more). `cuts` are the names of modules at
+    which a stage shall begin. Where they are units anyway, the units are those that there are without names, so that
+    measured costs serve every cut. Else, or where a forward cannot be followed so closely, units are the largest
+    modules that contain no cut.
     """
     assert all(each.is_meta for each in [*model.parameters(), *model.buffers()])
-    flow = _record(model, inputs, cuts)
     other = other or inputs.with_one_more_row()
-    if what := difference(flow, _record(model, other, cuts)):
+    if cuts and units_of(model).keys() >= set(cuts):
+        with suppress(PipesvcError):
+            return _record_both(model, inputs, other, cuts, opening=())
+    return _record_both(model, inputs, other, cuts, opening=cuts)
+
+
+def _record_both(model: nn.Module, inputs: Inputs, other: Inputs, cuts: Sequence[str], opening: Sequence[str]) -> Flow:
+    flow = _record(model, inputs, cuts, opening)
+    if what := difference(flow, _record(model, other, cuts, opening)):
         raise refused(
             f"forward does not do the same for inputs of two sizes: {what}",
             f"Keep what depends on sizes inside one unit, {OTHERWISE}.",
@@ -39,10 +49,10 @@ def record(model: nn.Module, inputs: Inputs, other: Inputs | None = None, *, cut
     return flow
 
 
-def _record(model: nn.Module, inputs: Inputs, cuts: Sequence[str]) -> Flow:
+def _record(model: nn.Module, inputs: Inputs, cuts: Sequence[str], opening: Sequence[str]) -> Flow:
     opened: set[str] = set()
     while True:
-        units = units_of(model, cuts, opened)
+        units = units_of(model, opening, opened)
         recording = Recording(model, units)
         try:
             with same_random_state_after():

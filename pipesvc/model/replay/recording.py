@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.core.flow import Flow
+from pipesvc.core.layer_info import LayerInfo
 from pipesvc.model.ghosts import META, UnreadableError, is_about_ghosts, shape_of, user_line
-from pipesvc.model.layer_infos import layer_info
 from pipesvc.model.marks import mark_of, open_guard
 from pipesvc.model.modes import Operators
 from pipesvc.model.replay import frames, nest, refusals
@@ -44,7 +44,6 @@ class Recording(Program):
         self._random_operations: list[str] = []
         self._label = ""
         self._current = ""
-        self._counted: set[int] = set()
         self.lines: dict[str, str] = {}  # unit -> where it was called first
 
     def run(self, inputs: Inputs) -> Flow:
@@ -124,7 +123,8 @@ class Recording(Program):
     def _arrive(self, name: str, unit: nn.Module) -> int:
         if name not in self._ledger.indices:
             self.lines[name] = user_line()
-            self._ledger.reach(layer_info(name, unit, open_guard() or mark_of(unit), self._counted))
+            mark = open_guard() or mark_of(unit)
+            self._ledger.reach(LayerInfo(name=name, type=type(unit).__name__, mark=mark))
         self.next_call()
         return self._ledger.indices[name]
 

@@ -10,7 +10,7 @@ All of a run's state is in one object, so several micro-batches may be alive, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,8 @@ class StageReplay:
         self._seed = seed
         self._memo = Memo()
         self._streams = Streams(model, flow.random_modules, device)
+        self.on_begin: Callable[[], object] | None = None
+        """Called when forward comes to the stage's first unit, where that is not the first of all."""
 
     def forward(self, inputs: Inputs, received: Mapping[str, Tensor], *, step: int = 0, micro_batch: int = 0) -> Pass:
         """`inputs` are all arguments of the model; a tensor that this stage does not read may be on meta.
@@ -51,6 +53,7 @@ class StageReplay:
         arrivals = {key_of(key): admit(tensor, self._device) for key, tensor in received.items()}
         entries = {key: arrival.entry for key, arrival in arrivals.items()}
         run = StageRun(self.part, self._device, self._memo, entries)
+        run.on_begin = self.on_begin
         args, kwargs = inputs.transform(run.begin)
         result: Any = None
         is_over = False

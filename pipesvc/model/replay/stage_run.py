@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class StageRun(Program):
         self._buffers = part.buffer_ids()
         self._stage = 0
         self._label = ""
+        self.on_begin: Callable[[], object] | None = None
         self.kept: dict[Key, Tensor] = {}
 
     def begin(self, path: str, leaf: Tensor) -> Tensor:
@@ -123,6 +125,8 @@ class StageRun(Program):
         return self._stage < self._part.stage
 
     def _reach(self, stage: int) -> None:
+        if self.on_begin is not None and self._stage < self._part.stage <= stage:
+            self.on_begin()
         self._stage = max(self._stage, stage)
         self.next_call()
         if self._stage > self._part.stage:

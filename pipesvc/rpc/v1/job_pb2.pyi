@@ -19,8 +19,28 @@ YIELDS_SAMPLE: Yields
 YIELDS_SAMPLE_LIST: Yields
 YIELDS_BATCH: Yields
 
+class Sample(_message.Message):
+    __slots__ = ("structure", "tensors", "absent")
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    structure: str
+    tensors: _containers.RepeatedCompositeFieldContainer[SampleTensor]
+    absent: str
+    def __init__(self, structure: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[SampleTensor, _Mapping]]] = ..., absent: _Optional[str] = ...) -> None: ...
+
+class SampleTensor(_message.Message):
+    __slots__ = ("element_type", "shape", "data")
+    ELEMENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    element_type: _types_pb2.ElementType
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, element_type: _Optional[_Union[_types_pb2.ElementType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class DataSpec(_message.Message):
-    __slots__ = ("source", "is_streamed", "yields", "batch_size", "capacity", "double_buffer", "drop_last", "has_labels", "timeout_s")
+    __slots__ = ("source", "is_streamed", "yields", "batch_size", "capacity", "double_buffer", "drop_last", "has_labels", "timeout_s", "first")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     IS_STREAMED_FIELD_NUMBER: _ClassVar[int]
     YIELDS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +50,7 @@ class DataSpec(_message.Message):
     DROP_LAST_FIELD_NUMBER: _ClassVar[int]
     HAS_LABELS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     source: _types_pb2.Call
     is_streamed: bool
     yields: Yields
@@ -39,7 +60,8 @@ class DataSpec(_message.Message):
     drop_last: bool
     has_labels: bool
     timeout_s: float
-    def __init__(self, source: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., is_streamed: _Optional[bool] = ..., yields: _Optional[_Union[Yields, str]] = ..., batch_size: _Optional[int] = ..., capacity: _Optional[int] = ..., double_buffer: _Optional[bool] = ..., drop_last: _Optional[bool] = ..., has_labels: _Optional[bool] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    first: Sample
+    def __init__(self, source: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., is_streamed: _Optional[bool] = ..., yields: _Optional[_Union[Yields, str]] = ..., batch_size: _Optional[int] = ..., capacity: _Optional[int] = ..., double_buffer: _Optional[bool] = ..., drop_last: _Optional[bool] = ..., has_labels: _Optional[bool] = ..., timeout_s: _Optional[float] = ..., first: _Optional[_Union[Sample, _Mapping]] = ...) -> None: ...
 
 class StrategySpec(_message.Message):
     __slots__ = ("is_pipelined", "micro_batches", "schedule", "num_stages", "boundaries", "placement", "allow_cpu_for_gpu", "in_flight", "boundary_names", "schedule_text")

@@ -36,7 +36,7 @@ class ReplayProgram:
         self._places = {name: place for place, (name, _) in enumerate(model.named_parameters())}
         _refuse_unknown_state(model)
         _move(model, frozenset(parameters_of(flow, ends, spec.index)), spec.device)
-        self._replay = StageReplay(model, flow, ends, spec.index, spec.device, seed=spec.seed)
+        self.replay = StageReplay(model, flow, ends, spec.index, spec.device, seed=spec.seed)
         values, gradients = transfers(flow, ends), gradient_transfers(flow, ends)
         self._receives = {maker: keys for (maker, user), keys in values.items() if user == spec.index}
         self._collects = {sender: keys for (sender, receiver), keys in gradients.items() if receiver == spec.index}
@@ -67,7 +67,7 @@ class ReplayProgram:
             received |= {key: tensor for key, tensor in made if tensor is not None}
         try:
             arguments = Inputs(*arguments_of(self._model.forward, value))
-            found = self._replay.forward(arguments, received, step=step, micro_batch=micro_batch)
+            found = self.replay.forward(arguments, received, step=step, micro_batch=micro_batch)
         except (Exception, KeyboardInterrupt) as cause:
             doing = f"forward of {type(self._model).__name__} on {describe(value)}"
             raise failed(doing, cause, Where(step=step, stage=spec.index, micro_batch=micro_batch)) from cause

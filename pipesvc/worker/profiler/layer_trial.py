@@ -31,7 +31,7 @@ from pipesvc.worker.profiler import kept_bytes
 PASSES_WINDOW_S: Final = 0.1
 UPDATES_WINDOW_S: Final = 0.02
 NUM_REPEATS: Final = 5
-_STEP: Final = 1
+STEP: Final = 1
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -49,6 +49,27 @@ class LayerTrial:
     input_gradient_bytes: int
     output: Parcel
     carried: frozenset[int]
+
+
+class Stopwatch:
+    """Of a forward: when what is timed of it has begun, which may be later than its start."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._skips_s: list[float] = []
+        self.began_s = 0.0
+
+    @property
+    def skip_s(self) -> float:
+        """The median of what came before."""
+        return statistics.median(self._skips_s) if self._skips_s else 0.0
+
+    def start(self) -> None:
+        self.began_s = _now_s(self._device)
+
+    def begin(self) -> None:
+        started_s, self.began_s = self.began_s, _now_s(self._device)
+        self._skips_s.append(self.began_s - started_s)
 
 
 def try_layer(
@@ -70,23 +91,19 @@ def try_layer(
     made: list[torch.optim.Optimizer] = []
 
     def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = make_optimizer(parameters)
-        for group in optimizer.param_groups:
-            if isinstance(group.get("lr"), float | int | Tensor):
-                group["lr"] = group["lr"] * 0.0
-        made.append(optimizer)
-        return optimizer
+        made.append(at_rest(make_optimizer(parameters)))
+        return made[0]
 
     stage = Stage(spec, SequenceProgram(spec, (layer,)), make)
     before, after = spec.index - 1, spec.index + 1
-    fresh = _copied(inputs)
+    fresh = {before: copied(inputs)}
     with kept_bytes.watching_saves(layer[1]) as saved:
-        output = _detached(stage.forward(_STEP, 0, {before: inputs}, labels).get(after))
+        output = _detached(stage.forward(STEP, 0, {before: inputs}, labels).get(after))
     gradients = {} if spec.is_last else {after: _as_gradients(output)}
-    received = stage.backward(_STEP, 0, gradients, 1.0).get(before, [])
+    received = stage.backward(STEP, 0, gradients, 1.0).get(before, [])
     gradient_bytes = kept_bytes.gradient_bytes(stage.trainable, num_micro_batches)
-    update_s = _time_updates(stage, budget_s / 5)
-    forward_s, backward_s = _time_passes(stage, fresh, labels, gradients, num_micro_batches, budget_s)
+    update_s = time_updates(stage, budget_s / 5)
+    forward_s, backward_s = time_passes(stage, fresh, labels, gradients, num_micro_batches, budget_s)
     kept = saved.keys() | carried
     return LayerTrial(
         forward_s=forward_s,
@@ -101,7 +118,15 @@ def try_layer(
     )
 
 
-def _time_updates(stage: Stage, budget_s: float) -> float:
+def at_rest(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer, which now leaves weights as they are."""
+    for group in optimizer.param_groups:
+        if isinstance(group.get("lr"), float | int | Tensor):
+            group["lr"] = group["lr"] * 0.0
+    return optimizer
+
+
+def time_updates(stage: Stage, budget_s: float) -> float:
     """With the gradients that are there, which are gone afterwards."""
     gradients = [each.grad for each in stage.trainable]
 
@@ -109,23 +134,28 @@ def _time_updates(stage: Stage, budget_s: float) -> float:
         for parameter, gradient in zip(stage.trainable, gradients, strict=True):
             parameter.grad = gradient
         begin_s = _now_s(stage.spec.device)
-        stage.update(_STEP, None)
+        stage.update(STEP, None)
         return (_now_s(stage.spec.device) - begin_s,)
 
     update()  # makes the optimizer's state
     return _medians(update, UPDATES_WINDOW_S, budget_s)[0]
 
 
-def _time_passes(
+def time_passes(
     stage: Stage,
-    inputs: Parcel,
+    inputs: Parcels,
     labels: Parcel | None,
     gradients: Parcels,
     num_micro_batches: int,
     budget_s: float,
+    watch: Stopwatch | None = None,
 ) -> tuple[float, float]:
-    """Forward and backward; gradients add up over the micro-batches of a step, as they will."""
+    """Forward and backward; gradients add up over the micro-batches of a step, as they will.
+
+    Forward is what comes after `watch` has begun: a program may do something before that does not count.
+    """
     device, num_passes = stage.spec.device, 0
+    watch = watch or Stopwatch(device)
 
     def both() -> tuple[float, float]:
         nonlocal num_passes
@@ -133,12 +163,12 @@ def _time_passes(
             for each in stage.trainable:
                 each.grad = None
         num_passes += 1
-        given = _copied(inputs)
-        begin_s = _now_s(device)
-        stage.forward(_STEP, 0, {stage.spec.index - 1: given}, labels)
+        given = {sender: copied(parcel) for sender, parcel in inputs.items()}
+        watch.start()
+        stage.forward(STEP, 0, given, labels)
         middle_s = _now_s(device)
-        stage.backward(_STEP, 0, gradients, 1.0)
-        return middle_s - begin_s, _now_s(device) - middle_s
+        stage.backward(STEP, 0, gradients, 1.0)
+        return middle_s - watch.began_s, _now_s(device) - middle_s
 
     forward_s, backward_s = _medians(both, PASSES_WINDOW_S, budget_s)
     return forward_s, backward_s
@@ -160,7 +190,7 @@ def _now_s(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _copied(parcel: Parcel) -> Parcel:
+def copied(parcel: Parcel) -> Parcel:
     return replace(parcel, leaves=tuple(None if each is None else each.clone() for each in parcel.leaves))
 
 

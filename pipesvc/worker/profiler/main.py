@@ -7,14 +7,15 @@ hours for a large model, and all at once it would need the memory of all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import nn
 
+from pipesvc.core.flow import Flow
 from pipesvc.core.plan import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model import malloc, skeleton
@@ -25,16 +26,18 @@ from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.main import device_of, optimizer_maker
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.feeder.batches import CutBatch
+from pipesvc.worker.forward_inspection import followed, skeleton_of
 from pipesvc.worker.inspector import is_one_stage, layer_message
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.profiler import kept_bytes
+from pipesvc.worker.profiler.groups import Group, groups
 from pipesvc.worker.profiler.layer_trial import LayerTrial, try_layer
 from pipesvc.worker.profiler.link_trial import LinkTrials
+from pipesvc.worker.profiler.module_trial import PieceTrial, PieceTrials, info_of, pieces_of
+from pipesvc.worker.profiler.unit_profiles import add_units
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
 
-# Parameters and buffers of the layers that are built together; a larger layer is a group of its own.
-GROUP_BYTES: Final = 512 << 20
 # Timed repeats of one layer, and of all layers together; the last allows each layer one repeat at least.
 LAYER_BUDGET_S: Final = 0.5
 DEVICE_BUDGET_S: Final = 30.0
@@ -57,14 +60,6 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
         raise error.at(where) from error.__cause__
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Group:
-    """Consecutive layers that are built together."""
-
-    first: int
-    end: int
-
-
 class _Measuring:
     """The job's functions, its layers without values, and its first batch, for every device of this worker."""
 
@@ -75,10 +70,9 @@ class _Measuring:
         self._loss = calls.bind_loss(job, where)
         self._optimizer = calls.bind(job.optimizer, "the optimizer", where)
         self._layers = self._told(lambda: skeleton.inspect_layers(self._build, is_whole=is_one_stage(job)))
-        if not self._layers[0].name:
-            raise _unmeasured(self._layers[0].type)
         progress.busy("reading the first batch")
         self._batch = _batch(job, where)
+        self._flow = None if self._layers[0].name else self._followed()
 
     def device(self, name: str) -> local_pb2.DeviceProfile:
         """Every layer on this device, each given what the one before gave."""
@@ -87,6 +81,9 @@ class _Measuring:
         found = local_pb2.DeviceProfile(device=name, memory_bytes=memory_bytes, micro_batch_rows=self._batch.rows[0])
         value = _moved(parcel_of(self._batch.inputs[0]), device)
         labels = None if self._batch.labels is None else _moved(parcel_of(self._batch.labels[0]), device)
+        if self._flow is not None:
+            self._measure_units(found, self._flow, value, labels, device)
+            return found
         carried: frozenset[int] = frozenset()
         for index, (layer_name, layer) in self._built():
             self._progress.busy(f"measuring layer {index + 1} of {len(self._layers)} on {name}")
@@ -110,18 +107,9 @@ class _Measuring:
         carried: frozenset[int],
         device: torch.device,
     ) -> LayerTrial:
-        spec = StageSpec(
-            index=index,
-            num_stages=len(self._layers),
-            first_layer=index,
-            device=device,
-            seed=self._job.seed,
-            loss=self._loss,
-            check_finite=False,
-        )
         try:
             return try_layer(
-                spec,
+                self._spec(index, len(self._layers), device),
                 layer,
                 optimizer_maker(self._optimizer, self._where),
                 value,
@@ -131,11 +119,61 @@ class _Measuring:
                 budget_s=min(LAYER_BUDGET_S, DEVICE_BUDGET_S / len(self._layers)),
             )
         except PipesvcError as error:
-            details = error.at(self._where).details
-            message = f"measuring layer {layer[0]!r} ({type(layer[1]).__name__}) on {device}: {details.message}"
-            # What a stage is to a run is a layer here, and there are no steps.
-            place = replace(details.where, step=None, stage=None, micro_batch=None)
-            raise PipesvcError.of(replace(details, message=message, where=place)) from error.__cause__
+            raise self._failed(error, f"layer {layer[0]!r} ({type(layer[1]).__name__})", device) from error.__cause__
+
+    def _spec(self, index: int, num_stages: int, device: torch.device) -> StageSpec:
+        return StageSpec(
+            index=index,
+            num_stages=num_stages,
+            first_layer=index,
+            device=device,
+            seed=self._job.seed,
+            loss=self._loss,
+            check_finite=False,
+        )
+
+    def _failed(self, error: PipesvcError, what: str, device: torch.device) -> PipesvcError:
+        """What a stage is to a run is a layer here, and there are no steps."""
+        details = error.at(self._where).details
+        place = replace(details.where, step=None, stage=None, micro_batch=None)
+        message = f"measuring {what} on {device}: {details.message}"
+        return PipesvcError.of(replace(details, message=message, where=place))
+
+    def _followed(self) -> Flow:
+        """The units of a module, and what crosses each cut."""
+        self._progress.busy("following the forward of the model")
+        shapes = skeleton_of(self._build, self._job.seed, self._where)
+        return followed(shapes, self._batch.inputs[0], (), self._where)
+
+    def _measure_units(
+        self, found: local_pb2.DeviceProfile, flow: Flow, inputs: Parcel, labels: Parcel | None, device: torch.device
+    ) -> None:
+        pieces = pieces_of(flow)
+        trials = PieceTrials(
+            flow,
+            inputs,
+            labels,
+            optimizer_maker(self._optimizer, self._where),
+            spec=self._spec(0, len(pieces), device),
+            num_micro_batches=self._job.strategy.micro_batches,
+            budget_s=min(LAYER_BUDGET_S, DEVICE_BUDGET_S / len(pieces)),
+        )
+        measured: list[PieceTrial] = []
+        for group in groups([info_of(flow, piece) for piece in pieces], whole=False):
+            held = pieces[group.first : group.end]
+            self._progress.busy(f"building units {held[0].first + 1} to {held[-1].end} of {len(flow.units)}")
+            names = trials.names_in(held)
+            with malloc.while_building():
+                model = self._told(partial(skeleton.build_module, self._build, self._job.seed, names))
+            for piece in held:
+                self._progress.busy(f"measuring unit {piece.first + 1} of {len(flow.units)} on {device}")
+                try:
+                    measured.append(trials.measure(piece, model))
+                except PipesvcError as error:
+                    unit = flow.units[piece.first]
+                    raise self._failed(error, f"unit {unit.name!r} ({unit.type})", device) from error.__cause__
+            del model
+        add_units(found, flow, pieces, measured)
 
     def _built(self) -> Iterator[tuple[int, tuple[str, nn.Module]]]:
         """Each layer with its index, as a run builds it; the generator holds no layer that it has given."""
@@ -146,7 +184,7 @@ class _Measuring:
             for index in range(group.first, group.end):
                 yield index, built.pop(0)
 
-    def _group(self, group: _Group) -> list[tuple[str, nn.Module]]:
+    def _group(self, group: Group) -> list[tuple[str, nn.Module]]:
         if is_one_stage(self._job):
             return skeleton.whole(self._build, self._job.seed)
         return skeleton.build_range(self._build, self._job.seed, group.first, group.end)
@@ -158,18 +196,6 @@ class _Measuring:
             raise
         except Exception as cause:
             raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=self._where) from cause
-
-
-def groups(layers: Sequence[LayerInfo], *, whole: bool) -> list[_Group]:
-    """Consecutive layers that are built together: all of them if the model cannot be built in parts."""
-    found, first, size = [], 0, 0
-    for index, layer in enumerate(layers):
-        own = layer.parameter_bytes + layer.buffer_bytes
-        if index > first and size + own > GROUP_BYTES and not whole:
-            found.append(_Group(first=first, end=index))
-            first, size = index, 0
-        size += own
-    return [*found, _Group(first=first, end=len(layers))]
 
 
 def _batch(job: job_pb2.JobSpec, where: Where) -> CutBatch:
@@ -189,14 +215,6 @@ def _batch(job: job_pb2.JobSpec, where: Where) -> CutBatch:
 def _moved(parcel: Parcel, device: torch.device) -> Parcel:
     """A copy, without the rest of the mini-batch of which a micro-batch is a view."""
     return replace(parcel, leaves=tuple(None if each is None else each.clone().to(device) for each in parcel.leaves))
-
-
-def _unmeasured(kind: str) -> PipesvcError:
-    return PipesvcError(
-        ErrorCode.INVALID_JOB,
-        f"the model ({kind}) is no list of layers, whose parts could be measured for a profile or a plan",
-        advice="Submit it without them: give boundaries= or num_stages=, and a schedule by its name",
-    )
 
 
 def _message(layer: LayerInfo, trial: LayerTrial) -> local_pb2.LayerProfile:

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from pipesvc.coordinator.run_view import without_flow
 from pipesvc.core.flow import Flow, Joined, Value
 from pipesvc.core.flow_json import to_json
 from pipesvc.core.layer_info import LayerInfo
+from pipesvc.core.plan import Plan
 from pipesvc.errors import ErrorCode
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2, worker_pb2
 from tests.unit.coordinator.coordinator_world import World, make_job
@@ -82,6 +84,43 @@ def test_several_stages_of_a_forward_that_could_not_be_followed_are_refused(work
     error = world.run().error
     assert (world.state(), error.code, error.message) == ("FAILED", "INVALID_JOB", NO_FLOW.message)
     assert error.run_id == "r"
+
+
+def test_a_job_that_was_planned_as_one_stage_stays_so_when_workers_join() -> None:
+    """It would be refused for what nobody asked of it, long after it was taken."""
+    world = world_of("a")
+    world.workers["a"].mute.add("applied")
+    layers = [local_pb2.LayerInfo(name=name, type="Block") for name in UNITS]
+    found = local_pb2.FromChild(inspected=local_pb2.Inspected(layers=layers, no_flow=NO_FLOW))
+    for run_id in ("first", "waits", "late"):
+        if run_id == "late":
+            world.add_worker("b", mute="inspected")
+        world.submit(run_id)
+        inspector = next(iter(world.machine.record(run_id).inspector))  # type: ignore[union-attr]
+        world.say(inspector, types_pb2.ROLE_INSPECTOR, found, run_id)
+    assert (world.state("first"), world.state("waits")) == ("RUNNING", "QUEUED")
+    assert world.run("late").error.message == NO_FLOW.message, "two workers would be two stages"
+    for step in (1, 2, 3):
+        if step == 3:
+            world.workers["a"].mute.clear()
+        applied = local_pb2.StepApplied(step=step, stage=0, loss=1.0)
+        world.say("a", types_pb2.ROLE_EXECUTOR, local_pb2.FromChild(step_applied=applied), "first")
+    assert (world.state("first"), world.state("waits")) == ("COMPLETED", "COMPLETED")
+    plan = world.workers["a"].plan
+    assert plan is not None
+    assert plan.num_stages == 1
+
+
+def test_lists_of_runs_leave_the_flow_out() -> None:
+    world = world_of("a", "b", "c")
+    world.submit()
+    inspected(world, flow_json=to_json(FLOW))
+    whole = Plan.from_json(world.run().plan_json)
+    brief = without_flow(world.run())
+    assert Plan.from_json(brief.plan_json) == replace(whole, flow_json="")
+    assert whole.flow == FLOW
+    brief.plan_json = world.run().plan_json
+    assert brief == world.run()
 
 
 def test_one_stage_needs_no_flow() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from pipesvc.coordinator.limits import LINK_AGE_S
 from pipesvc.coordinator.profile_parts import Wanted, device_part, joined, link_part, wanted_parts
 from pipesvc.coordinator.profile_store import ProfileStore
 from pipesvc.core.costs import Costs
+from pipesvc.core.flow import Flow
+from pipesvc.core.flow_json import to_json
+from pipesvc.core.layer_info import LayerInfo
 from pipesvc.errors import PipesvcError
 from pipesvc.rpc.v1 import job_pb2, local_pb2, worker_pb2
 from tests.unit.coordinator.coordinator_world import make_job, make_registration
@@ -84,6 +88,22 @@ def whole(parts: list[Costs], workers: list[worker_pb2.Register] = WORKERS) -> C
     keys = [f"device-{index}" for index in range(len(parts))]
     wanted = Wanted(devices={key: ("", "") for key in keys}, links={}, threads={})
     return joined(wanted, dict(zip(keys, parts, strict=True)), workers)
+
+
+def test_units_that_two_workers_followed_differently_are_refused() -> None:
+    units = tuple(LayerInfo(name=name, type="Linear") for name in "01")
+    flow = Flow(units=units, values=(), input_users={"x": (0,)}, parameters={})
+    other = replace(flow, input_users={"x": (0, 1)})
+    texts = [to_json(flow), to_json(flow), to_json(other), ""]
+    found = []
+    for worker, text in zip("abab", texts, strict=True):
+        followed = profile("0", "1")
+        followed.flow_json = text
+        found.append(device_part(worker, followed))
+    assert whole(found[:2]).flow == flow
+    for differing in (found[2], found[3]):
+        with pytest.raises(PipesvcError, match="must do the same everywhere"):
+            whole([found[0], differing])
 
 
 def test_the_whole_has_every_device_and_of_each_layer_the_most() -> None:

@@ -122,6 +122,16 @@ def test_a_repeat_with_the_same_job_is_the_same_run_and_another_job_is_refused()
     assert caught.value.code == ErrorCode.RUN_EXISTS
 
 
+def test_what_was_read_ahead_of_a_stream_is_for_inspectors_and_makes_no_other_job() -> None:
+    world, job = two_workers(), make_job()
+    job.data.first.structure = "[]"
+    world.submit(job=job)
+    assert world.machine.find("r", make_job()) == world.run()
+    starts = [each.start_child.assignment for name in "ab" for each in world.workers[name].commands("start_child")]
+    assert {each.role for each in starts if each.job.data.HasField("first")} == {types_pb2.ROLE_INSPECTOR}
+    assert {each.role for each in starts} == {types_pb2.ROLE_INSPECTOR, types_pb2.ROLE_EXECUTOR, types_pb2.ROLE_FEEDER}
+
+
 def test_an_unknown_run_is_refused_by_name() -> None:
     with pytest.raises(PipesvcError) as caught:
         World().run("nobody")

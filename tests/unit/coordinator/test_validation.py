@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pipesvc.coordinator.limits import BUNDLE_BYTES
+from pipesvc.coordinator.limits import BUNDLE_BYTES, SAMPLE_BYTES
 from pipesvc.coordinator.validation import check_submission
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import job_pb2
@@ -55,6 +55,11 @@ def with_schedule(name: str, text: str) -> Callable[[job_pb2.JobSpec], None]:
         (lambda job: setattr(job.loss, "arguments_json", "{"), "arguments of loss are not a JSON object"),
         (without_source, "has a source or is streamed"),
         (lambda job: setattr(job.data, "is_streamed", True), "has a source or is streamed"),
+        (lambda job: setattr(job.data.first, "structure", "[]"), "has a first batch and is not streamed"),
+        (
+            lambda job: setattr(job.data.first, "structure", "x" * (SAMPLE_BYTES + 1)),
+            "the first batch of the stream has",
+        ),
         (lambda job: setattr(job.data, "yields", 77), "unknown number 77"),
         (lambda job: setattr(job.data, "batch_size", 0), "batch_size is 0"),
         (lambda job: setattr(job.data, "capacity", 0), "capacity is 0"),

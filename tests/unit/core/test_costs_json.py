@@ -97,8 +97,14 @@ def _link(**changes: Any) -> dict[str, Any]:
         (_changed(layers=[]), "has 2 values in forward_s of a/cpu and 0 layers"),
         (_changed(devices=[_device(times=[])]), "no object for a LayerTimes"),
         (_changed(devices=[_device(worker=1)]), "wrong value for worker of a DeviceCost: 1"),
-        (_changed(devices=[_device(times={"forward_s": [1, "2"], "backward_s": [], "update_s": []})]), "forward_s"),
-        (_changed(devices=[_device(times={"forward_s": [1, None], "backward_s": [], "update_s": []})]), "forward_s"),
+        (
+            _changed(devices=[_device(times={"forward_s": [1, "2"], "backward_s": [], "update_s": [], "skip_s": []})]),
+            "forward_s",
+        ),
+        (
+            _changed(devices=[_device(times={"forward_s": [1, None], "backward_s": [], "update_s": [], "skip_s": []})]),
+            "forward_s",
+        ),
         (_changed(links=[{"latency_s": 0.0}]), "a link without sender or receiver"),
         (_changed(links=[_link(sender=3)]), "wrong value for the sender of a link"),
         (_changed(links=[_link(bytes_per_s=0)]), "wrong value for bytes_per_s"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
-from pipesvc.core.partition import Partition, PartitionConstraints, Skip, partition
+from pipesvc.core.flow import Flow, Joined
+from pipesvc.core.flow_json import to_json
+from pipesvc.core.layer_info import LayerInfo, SharedParameter
+from pipesvc.core.partition import Partition, PartitionConstraints, partition
 from pipesvc.errors import PipesvcError
 
 
@@ -51,6 +55,13 @@ def _costs(
 
 def _plan(costs: Costs, m: int = 8, method: Any = "auto", **constraints: Any) -> Partition:
     return partition(costs, num_micro_batches=m, method=method, constraints=PartitionConstraints(**constraints))
+
+
+def _joined(costs: Costs, first: int, last: int) -> Costs:
+    units = tuple(LayerInfo(name=layer.name, type="") for layer in costs.layers)
+    joined = Joined(first=first, last=last, reason="they have one state", advice="Part it.")
+    flow = Flow(units=units, values=(), input_users={}, parameters={}, joined=(joined,))
+    return replace(costs, flow_json=to_json(flow))
 
 
 def _refusal(costs: Costs, **rest: Any) -> str:
@@ -140,13 +151,6 @@ def test_a_link_that_is_busy_for_longer_than_a_stage_is_the_bottleneck() -> None
     plan = _plan(Costs(layers=layers, devices=costs.devices, default_link=costs.default_link), m=50, num_stages=2)
     assert _counts(plan) == [1, 3]
     assert plan.bottleneck_s == pytest.approx(3)
-    skipped = _plan(
-        Costs(layers=layers, devices=costs.devices, default_link=costs.default_link),
-        m=50,
-        num_stages=2,
-        skips=(Skip(0, 1, 4),),
-    )
-    assert _counts(skipped) == [3, 1]
 
 
 def test_devices_are_placed_beside_those_they_reach_fast() -> None:
@@ -200,12 +204,29 @@ def test_a_given_place_is_kept() -> None:
     assert "two stages on one device" in _refusal(costs, places={"stage:0": "w1", "stage:1": "w1"})
 
 
-def test_layers_that_share_parameters_stay_together() -> None:
+def test_units_that_a_flow_keeps_together_stay_together() -> None:
     costs = _costs([1.0] * 6, [1.0] * 3)
-    assert _counts(_plan(costs, ties=((1, 4),), num_stages=2)) in ([1, 5], [5, 1])
-    assert _counts(_plan(costs, ties=((0, 5),))) == [6]
-    assert "share parameters" in _refusal(costs, ties=((0, 5),), method="uniform", num_stages=3)
-    assert _counts(_plan(costs, ties=((0, 3),), method="parameters")) == [4, 1, 1]
+    assert _counts(_plan(_joined(costs, 1, 4), num_stages=2)) in ([1, 5], [5, 1])
+    assert _counts(_plan(_joined(costs, -1, 5))) == [6]
+    assert "one state" in _refusal(_joined(costs, 0, 5), method="uniform", num_stages=3)
+    assert "one state" in _refusal(_joined(costs, 0, 5), boundaries=(3,))
+    assert _counts(_plan(_joined(costs, 0, 3), method="parameters")) == [4, 1, 1]
+
+
+def test_a_copy_of_a_shared_parameter_counts_at_its_holder() -> None:
+    """The last layer uses the table of the first: beside 5 more it does not fit, and beside the first it is free."""
+    table = SharedParameter(name="table", num_bytes=90, is_trained=True)
+    plain = _costs([1.0] * 6, [1.0] * 2, memory_bytes=100, parameter_bytes=10)
+    assert _counts(_plan(plain, num_stages=2)) == [3, 3]
+    first, *middle, last = plain.layers
+    tied = replace(plain, layers=(replace(first, shared=(table,)), *middle, replace(last, shared=(table,))))
+    assert _counts(_plan(tied, num_stages=2)) == [5, 1]
+    assert _counts(_plan(replace(tied, devices=plain.devices[:1]))) == [6]
+    # Of a module the measured gradient is the first user's, and a copy has one of its own.
+    units = tuple(LayerInfo(name=layer.name, type="") for layer in plain.layers)
+    shared = (replace(table, num_bytes=45),)
+    flow = Flow(units=units, values=(), input_users={}, parameters={"table": (-1, 5)}, shared=shared)
+    assert _counts(_plan(replace(plain, flow_json=to_json(flow)), num_stages=2)) == [5, 1]
 
 
 def test_a_forced_boundary_is_there_among_others() -> None:
@@ -220,8 +241,6 @@ def test_a_forced_boundary_is_there_among_others() -> None:
         ({"num_stages": 4}, "4 stages are asked for"),
         ({"num_stages": 1, "boundaries": (2,)}, "1 stages are asked for"),
         ({"boundaries": (7,)}, "do not cut 6 layers"),
-        ({"ties": ((4, 2),)}, "a tie or a skip from layer 4 to layer 2"),
-        ({"skips": (Skip(0, 6, 1),)}, "a tie or a skip from layer 0 to layer 6"),
         ({"method": [4, 2]}, "do not cut 6 layers"),
         ({"method": [2, "layer4"]}, "mix names and indices"),
         ({"method": [2], "boundaries": (3,)}, "no boundary at layer 3"),

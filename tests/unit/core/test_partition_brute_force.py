@@ -11,8 +11,10 @@ import pytest
 
 from pipesvc.core import partition_search
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
-from pipesvc.core.partition import InFlight, Partition, PartitionConstraints, Skip, one_f_one_b, partition
+from pipesvc.core.flow import check_ends, shared_parameters
+from pipesvc.core.partition import InFlight, Partition, PartitionConstraints, one_f_one_b, partition
 from pipesvc.errors import PipesvcError
+from tests.unit.core.random_flows import with_flow
 
 NUM_CASES = 300
 
@@ -25,7 +27,7 @@ class Case:
     in_flight: InFlight
 
 
-def _case(rng: random.Random, *, are_equal: bool) -> Case:
+def _case(rng: random.Random, *, are_equal: bool, has_flow: bool) -> Case:
     num_layers, num_devices = rng.randint(1, 5), rng.randint(1, 4 if are_equal else 3)
     has_marks = not are_equal and num_layers >= 2 and rng.random() < 0.2
     marks = _marks(rng, num_layers) if has_marks else [""] * num_layers
@@ -58,8 +60,9 @@ def _case(rng: random.Random, *, are_equal: bool) -> Case:
     links = {} if are_equal else {pair: _link(rng) for pair in permutations(names, 2) if rng.random() < 0.6}
     m = rng.choice([1, 2, 4, 9])
     plain = one_f_one_b(m)
+    costs = Costs(layers=layers, devices=devices, links=links, default_link=_link(rng))
     return Case(
-        costs=Costs(layers=layers, devices=devices, links=links, default_link=_link(rng)),
+        costs=with_flow(rng, costs) if has_flow else costs,
         num_micro_batches=m,
         constraints=_constraints(rng, num_layers, devices, has_marks=has_marks),
         in_flight=rng.choice([plain, plain, lambda stage, num_stages: m, lambda stage, num_stages: 1 + stage]),
@@ -90,10 +93,8 @@ def _marks(rng: random.Random, num_layers: int) -> list[str]:
 def _constraints(
     rng: random.Random, num_layers: int, devices: tuple[DeviceCost, ...], *, has_marks: bool
 ) -> PartitionConstraints:
-    pairs = list(combinations(range(num_layers), 2))
-    skips = [Skip(*rng.choice(pairs), rng.randint(0, 5), rng.randint(0, 5)) for _ in pairs[:2] if rng.random() < 0.3]
     if has_marks:
-        return PartitionConstraints(skips=tuple(skips), allow_cpu_for_gpu=rng.random() < 0.5)
+        return PartitionConstraints(allow_cpu_for_gpu=rng.random() < 0.5)
     places = {}
     if rng.random() < 0.2:
         device = rng.choice(devices)
@@ -103,8 +104,6 @@ def _constraints(
     return PartitionConstraints(
         num_stages=rng.choice([0, 0, 0, 1, 2]),
         boundaries=tuple(index for index in range(1, num_layers) if rng.random() < 0.1),
-        ties=tuple(rng.choice(pairs) for _ in pairs[:1] if rng.random() < 0.3),
-        skips=tuple(skips),
         places=places,
     )
 
@@ -126,8 +125,11 @@ def _is_allowed(case: Case, edges: tuple[int, ...], places: tuple[int, ...]) -> 
     num_stages = len(places)
     if not set(asked.boundaries) <= set(edges):
         return False
-    if any(first < edge <= last for first, last in asked.ties for edge in edges):
-        return False
+    if costs.flow is not None:
+        try:
+            check_ends(costs.flow, edges[1:])
+        except PipesvcError:
+            return False
     for label, wish in asked.places.items():
         stage = int(label.removeprefix("stage:"))
         if stage >= num_stages:
@@ -161,12 +163,7 @@ def _sent(case: Case, boundary: int) -> tuple[int, int]:
     layers = case.costs.layers
     if boundary in (0, len(layers)):
         return 0, 0
-    crossing = [skip for skip in case.constraints.skips if skip.producer < boundary <= skip.consumer]
-    last = layers[boundary - 1]
-    return (
-        last.output_bytes + sum(skip.output_bytes for skip in crossing),
-        last.output_gradient_bytes + sum(skip.output_gradient_bytes for skip in crossing),
-    )
+    return layers[boundary - 1].output_bytes, layers[boundary - 1].output_gradient_bytes
 
 
 def _fits(case: Case, edges: tuple[int, ...], stage: int, place: int, num_stages: int) -> bool:
@@ -177,6 +174,11 @@ def _fits(case: Case, edges: tuple[int, ...], stage: int, place: int, num_stages
     for layer in case.costs.layers[edges[stage] : edges[stage + 1]]:
         needed += layer.parameter_bytes + layer.gradient_bytes + layer.optimizer_bytes + layer.buffer_bytes
         needed += layer.activation_bytes * alive
+    if case.costs.flow is not None:
+        holders = shared_parameters(case.costs.flow, edges[1:])
+        for each in case.costs.flow.shared:
+            if stage in holders.get(each.name, ())[1:]:
+                needed += each.num_bytes + (each.num_bytes if each.is_trained else 0)
     return not cap or needed <= cap
 
 
@@ -217,13 +219,15 @@ def _shape(plan: Partition) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (0, *(stage.end_layer for stage in plan.stages)), tuple(stage.device_index for stage in plan.stages)
 
 
+@pytest.mark.parametrize("has_flow", [False, True])
 @pytest.mark.parametrize("are_equal", [True, False])
 @pytest.mark.parametrize("seed", range(2))
-def test_no_plan_is_better_than_the_one_found(seed: int, are_equal: bool) -> None:
+def test_no_plan_is_better_than_the_one_found(seed: int, are_equal: bool, has_flow: bool) -> None:
+    """In a flow, what skips counts at every cut, units stay together, and each holder copies what is shared."""
     rng = random.Random(seed)
     num_feasible = 0
     for index in range(NUM_CASES):
-        case = _case(rng, are_equal=are_equal)
+        case = _case(rng, are_equal=are_equal, has_flow=has_flow)
         all_costs = {(edges, places): _cost(case, edges, places) for edges, places in _all_plans(case)}
         found = _solve(case)
         assert (found is None) == (not all_costs), (index, case)

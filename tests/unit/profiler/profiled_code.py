@@ -50,13 +50,80 @@ def table(sparse: bool = False) -> nn.Sequential:
     return nn.Sequential(nn.Identity(), Shifted(sparse), nn.Flatten(), nn.Linear(8, 2))
 
 
-class Forwarding(nn.Module):
+class Skipping(nn.Module):
+    """What the first unit gives is used again by the last; a parameter of the root is used behind each block."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(3, 2)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.head = nn.Linear(4, 2)
+        self.first = nn.Linear(3, 4)
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x)
+        h = first = self.first(x)
+        for block in self.blocks:
+            h = self.between(block(h))
+        out: Tensor = self.head(h + first)
+        return out
+
+    def between(self, h: Tensor) -> Tensor:
+        return torch.sigmoid(h) * self.scale
+
+
+class Sleeping(Skipping):
+    """Glue that takes its time, behind each block, and before the first unit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return super().forward(x)
+
+    def between(self, h: Tensor) -> Tensor:
+        if h.device.type != "meta":
+            time.sleep(0.02)
+        return super().between(h)
+
+
+class Deciding(Skipping):
+    def between(self, h: Tensor) -> Tensor:
+        return h if h.sum() > 0 else -h
+
+
+class Joined(Skipping):
+    """One module with statistics, called behind every block: no cut comes between its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.scale
+        self.norm = nn.BatchNorm1d(4)
+
+    def between(self, h: Tensor) -> Tensor:
+        out: Tensor = self.norm(h)
+        return out
+
+
+class Writing(Skipping):
+    """Writes into the model's input and into what it received."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.add_(1.0))
+
+    def between(self, h: Tensor) -> Tensor:
+        return h.mul_(0.5)
+
+
+class Tables(nn.Module):
+    """Two units read the numbers, which forward writes before: twice five more would be out of the tables' range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Embedding(10, 4), nn.Embedding(10, 4)
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        ids.add_(5)
+        h = torch.sigmoid(self.first(ids)) + self.second(ids)
+        out: Tensor = self.last(h.mean(1))
         return out
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,70 +11,11 @@ import torch
 from pipesvc.core.plan import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model import skeleton
-from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
-from pipesvc.worker.profiler import layer_trial, link_trial, main
+from pipesvc.rpc.v1 import job_pb2
+from pipesvc.worker.profiler import groups, link_trial, main
 from tests.unit.executor.memory_network import MemoryPort, Network
 from tests.unit.profiler import profiled_code
-
-CODE = "tests.unit.profiler.profiled_code"
-FLOAT, LONG = 4, 8
-
-
-class DoneError(Exception):
-    """Instead of waiting for the coordinator."""
-
-
-@pytest.fixture(autouse=True)
-def short_windows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    for name in ("PASSES_WINDOW_S", "UPDATES_WINDOW_S"):
-        monkeypatch.setattr(layer_trial, name, 0.001)
-    monkeypatch.setattr(link_trial, "WINDOW_S", 0.001)
-    yield
-    torch.set_num_threads(num_threads)
-
-
-def make_job(model: str, *, source: str = "rows", optimizer: str = "SGD", **arguments: Any) -> job_pb2.JobSpec:
-    return job_pb2.JobSpec(
-        model=types_pb2.Call(target=f"{CODE}:{model}", arguments_json=json.dumps(arguments)),
-        loss=types_pb2.Call(target=f"{CODE}:loss"),
-        optimizer=types_pb2.Call(target=f"torch.optim:{optimizer}", arguments_json='{"lr": 0.1}'),
-        data=job_pb2.DataSpec(
-            source=types_pb2.Call(target=f"{CODE}:{source}"),
-            yields=job_pb2.YIELDS_SAMPLE,
-            batch_size=16,
-            has_labels=True,
-        ),
-        strategy=job_pb2.StrategySpec(is_pipelined=True, micro_batches=2),
-        seed=11,
-    )
-
-
-def assignment(job: job_pb2.JobSpec) -> local_pb2.Assignment:
-    return local_pb2.Assignment(run_id="p", job=job, worker="w", host="h", num_threads=1, devices=["cpu"])
-
-
-def profiled(job: job_pb2.JobSpec, monkeypatch: pytest.MonkeyPatch) -> local_pb2.DeviceProfile:
-    def serve(_: link_trial.LinkTrials) -> None:
-        raise DoneError
-
-    monkeypatch.setattr(link_trial.LinkTrials, "serve", serve)
-    network = Network()
-    port = MemoryPort(network)
-    network.ports[0] = port
-    try:
-        with pytest.raises(DoneError):
-            main.run(port, assignment(job))
-        assert port.reported("ready")
-        [found] = port.reported("device_profile")
-    finally:
-        network.close()
-    assert isinstance(found, local_pb2.DeviceProfile)
-    return found
-
-
-def column(profile: local_pb2.DeviceProfile, name: str) -> list[int]:
-    return [getattr(layer, name) for layer in profile.layers]
+from tests.unit.profiler.profiling import FLOAT, LONG, assignment, column, make_job, profiled
 
 
 def test_bytes_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,8 +96,11 @@ def test_weights_are_measured_as_they_were_built(monkeypatch: pytest.MonkeyPatch
         (make_job("build", source="no_rows"), ErrorCode.DATA_SOURCE_FAILED, "and w cannot: the data source in epoch 0"),
         (make_job("build", optimizer="LBFGS"), ErrorCode.STAGE_FAILED, "measuring layer '0' (Linear) on cpu: update"),
         (make_job("absent"), ErrorCode.IMPORT_FAILED, "has no 'absent'"),
-        (make_job("Forwarding"), ErrorCode.INVALID_JOB, "the model (Forwarding) is no list of layers, whose parts"),
-        (make_job("Forwarding"), ErrorCode.INVALID_JOB, "Submit it without them: give boundaries= or num_stages="),
+        (
+            make_job("Deciding"),
+            ErrorCode.INVALID_JOB,
+            "reads the value of a tensor that unit 'blocks.0', or code after",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_named_with_layer_and_worker(
@@ -178,10 +120,15 @@ def test_what_cannot_be_measured_is_named_with_layer_and_worker(
 
 
 def test_layers_are_built_in_groups_that_a_small_host_can_hold() -> None:
-    sizes = [main.GROUP_BYTES // 2, main.GROUP_BYTES // 2, 1, 2 * main.GROUP_BYTES, 1]
+    sizes = [groups.GROUP_BYTES // 2, groups.GROUP_BYTES // 2, 1, 2 * groups.GROUP_BYTES, 1]
     layers = [LayerInfo(name=str(index), type="", parameter_bytes=size) for index, size in enumerate(sizes)]
-    assert [(group.first, group.end) for group in main.groups(layers, whole=False)] == [(0, 2), (2, 3), (3, 4), (4, 5)]
-    assert [(group.first, group.end) for group in main.groups(layers, whole=True)] == [(0, 5)]
+    assert [(group.first, group.end) for group in groups.groups(layers, whole=False)] == [
+        (0, 2),
+        (2, 3),
+        (3, 4),
+        (4, 5),
+    ]
+    assert [(group.first, group.end) for group in groups.groups(layers, whole=True)] == [(0, 5)]
 
 
 def test_two_profilers_measure_the_way_between_them() -> None:

@@ -13,6 +13,7 @@ from pipesvc.core.flow import transfers
 from pipesvc.core.flow_json import from_json
 from pipesvc.errors import ErrorCode, Where
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
+from pipesvc.wire import samples
 from pipesvc.worker import calls, inspector
 from pipesvc.worker.forward_inspection import follow
 from pipesvc.worker.inspection import Inspection
@@ -119,14 +120,31 @@ def test_a_forward_that_cannot_be_followed_is_reported_with_the_reason(
     assert said in found.no_flow.message
 
 
-def test_a_stream_is_not_known_at_submit(port: MemoryPort) -> None:
+def streamed(sample: job_pb2.Sample | None) -> job_pb2.JobSpec:
     job = make_job()
     job.data.ClearField("source")
     job.data.is_streamed = True
-    found = inspected(port, job)
+    if sample is not None:
+        job.data.first.CopyFrom(sample)
+    return job
+
+
+def test_of_a_stream_the_inputs_that_came_along_are_followed(port: MemoryPort) -> None:
+    plain = inspected(port, make_job())
+    found = inspected(port, streamed(samples.encode(torch.ones(2, 3))))
+    assert not found.no_flow.code
+    assert found.flow_json == plain.flow_json
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"), [(None, "its client sent none along"), (job_pb2.Sample(absent="it is late"), "it is late")]
+)
+def test_a_stream_without_a_first_batch_has_no_flow(port: MemoryPort, sample: job_pb2.Sample | None, said: str) -> None:
+    found = inspected(port, streamed(sample))
+    assert names(found) == UNITS
     assert found.no_flow.code == ErrorCode.INVALID_JOB.value
-    assert "that of a stream is not known at submit" in found.no_flow.message
-    assert "Use a DataSource" in found.no_flow.advice
+    assert f"there is none of the stream: {said}" in found.no_flow.message
+    assert "use a DataSource" in found.no_flow.advice
 
 
 def test_a13_what_the_data_meets_in_a_module_is_told_with_the_unit(port: MemoryPort) -> None:
