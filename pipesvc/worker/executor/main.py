@@ -11,6 +11,7 @@ from torch import nn
 
 from pipesvc.core.edges import edges_of
 from pipesvc.core.plan import Plan
+from pipesvc.core.schedules import splits_backward
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model import malloc
 from pipesvc.rpc.v1 import job_pb2, local_pb2
@@ -67,6 +68,7 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
             seed=job.seed,
             loss=loss,
             check_finite=job.check_finite,
+            splits_backward=splits_backward(plan.schedule, plan.schedule_text),
         )
         for stage in plan.stages_of(worker)
     ]

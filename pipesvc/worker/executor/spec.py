@@ -20,6 +20,8 @@ class StageSpec:
     seed: int
     loss: Callable[..., Any] | None
     check_finite: bool
+    # Backwards run as I and W.
+    splits_backward: bool = False
 
     @property
     def is_last(self) -> bool:

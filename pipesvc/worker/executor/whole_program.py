@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pipesvc.errors import Where
 from pipesvc.model.calling import arguments_of
+from pipesvc.model.deferral import Deferral
 from pipesvc.model.replay import nest
 from pipesvc.model.replay.randomness import Streams
 from pipesvc.wire import tree
@@ -29,6 +30,7 @@ class WholeProgram:
         self._spec = spec
         self._model = model
         self._streams = Streams(model, random_modules, spec.device)
+        self.deferral = Deferral(model.modules() if spec.splits_backward else ())
         self._places = {name: place for place, (name, _) in enumerate(model.named_parameters())}
 
     def named_parameters(self) -> dict[str, nn.Parameter]:

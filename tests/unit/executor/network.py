@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pipesvc.core import seeds, split
 from pipesvc.core.edges import Edges, make_edges
+from pipesvc.core.schedules import splits_backward
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.wire import tree
 from pipesvc.wire.links import FEEDER, Link
@@ -72,6 +73,7 @@ class JobSetup(ABC):
             seed=SEED,
             loss=self.loss,
             check_finite=self.check_finite,
+            splits_backward=splits_backward(self.schedule, self.schedule_text),
         )
 
     def first_layer(self, stage: int) -> int:
