@@ -67,10 +67,14 @@ def device_part(worker: str, profile: local_pb2.DeviceProfile) -> Costs:
         )
         for each in profile.layers
     )
+    # A worker of an earlier version does not measure it.
+    is_split = all(each.HasField("input_backward_s") for each in profile.layers)
     times = LayerTimes(
         forward_s=tuple(each.forward_s for each in profile.layers),
         backward_s=tuple(each.backward_s for each in profile.layers),
         update_s=tuple(each.update_s for each in profile.layers),
+        input_backward_s=tuple(each.input_backward_s for each in profile.layers if is_split),
+        weight_backward_s=tuple(each.weight_backward_s for each in profile.layers if is_split),
     )
     device = DeviceCost(worker=worker, device=profile.device, times=times, memory_bytes=profile.memory_bytes)
     return Costs(layers=layers, devices=(device,), micro_batch_rows=profile.micro_batch_rows)

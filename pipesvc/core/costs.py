@@ -33,6 +33,9 @@ class LayerTimes:
     forward_s: tuple[float, ...]  # one micro-batch
     backward_s: tuple[float, ...]  # one micro-batch: inputs and weights together
     update_s: tuple[float, ...]  # once a step
+    # One micro-batch, of a backward that is split; empty: not measured, and I counts as the whole.
+    input_backward_s: tuple[float, ...] = ()
+    weight_backward_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -133,6 +133,11 @@ class Deferral:
             for layer in group.layers:
                 layer.module.__dict__["forward"] = self._forward(group, layer)
 
+    @property
+    def num_split(self) -> int:
+        """Modules whose backward is split now."""
+        return sum(len(group.layers) for group in self._groups if group.way is _Way.DEFERRED)
+
     @contextmanager
     def collecting(self) -> Iterator[Late]:
         """For the backward of one micro-batch; what it gives is complete afterwards."""

@@ -42,6 +42,8 @@ class LayerTrial:
 
     forward_s: float
     backward_s: float
+    input_backward_s: float
+    weight_backward_s: float
     update_s: float
     gradient_bytes: int
     optimizer_bytes: int
@@ -86,11 +88,15 @@ def try_layer(
     received = stage.backward(_STEP, 0, gradients, 1.0).get(before, [])
     gradient_bytes = kept_bytes.gradient_bytes(stage.trainable, num_micro_batches)
     update_s = _time_updates(stage, budget_s / 5)
-    forward_s, backward_s = _time_passes(stage, fresh, labels, gradients, num_micro_batches, budget_s)
+    given = fresh, labels, gradients, num_micro_batches
+    forward_s, backward_s, _ = _time_passes(stage, *given, budget_s / 2)
+    halves_s = _time_halves(spec, layer, make, *given, budget_s / 2) or (backward_s, 0.0)
     kept = saved.keys() | carried
     return LayerTrial(
         forward_s=forward_s,
         backward_s=backward_s,
+        input_backward_s=halves_s[0],
+        weight_backward_s=halves_s[1],
         update_s=update_s,
         gradient_bytes=gradient_bytes,
         optimizer_bytes=kept_bytes.optimizer_bytes(made[0] if made else None),
@@ -123,11 +129,12 @@ def _time_passes(
     gradients: Parcels,
     num_micro_batches: int,
     budget_s: float,
-) -> tuple[float, float]:
-    """Forward and backward; gradients add up over the micro-batches of a step, as they will."""
+) -> list[float]:
+    """Forward, backward (or I) and W; gradients add up over the micro-batches of a step, as they will."""
     device, num_passes = stage.spec.device, 0
+    backward = stage.input_backward if stage.spec.splits_backward else stage.backward
 
-    def both() -> tuple[float, float]:
+    def all_passes() -> tuple[float, float, float]:
         nonlocal num_passes
         if num_passes % num_micro_batches == 0:
             for each in stage.trainable:
@@ -137,11 +144,36 @@ def _time_passes(
         begin_s = _now_s(device)
         stage.forward(_STEP, 0, {stage.spec.index - 1: given}, labels)
         middle_s = _now_s(device)
-        stage.backward(_STEP, 0, gradients, 1.0)
-        return middle_s - begin_s, _now_s(device) - middle_s
+        backward(_STEP, 0, gradients, 1.0)
+        end_s = _now_s(device)
+        if stage.spec.splits_backward:
+            stage.weight_backward(0)
+        return middle_s - begin_s, end_s - middle_s, _now_s(device) - end_s
 
-    forward_s, backward_s = _medians(both, PASSES_WINDOW_S, budget_s)
-    return forward_s, backward_s
+    return _medians(all_passes, PASSES_WINDOW_S, budget_s)
+
+
+def _time_halves(
+    spec: StageSpec,
+    layer: tuple[str, nn.Module],
+    make_optimizer: MakeOptimizer,
+    inputs: Parcel,
+    labels: Parcel | None,
+    gradients: Parcels,
+    num_micro_batches: int,
+    budget_s: float,
+) -> tuple[float, float] | None:
+    """I and W; None where nothing of this layer can wait for W. Afterwards the layer is no longer as it was."""
+    spec = replace(spec, splits_backward=True)
+    program = SequenceProgram(spec, (layer,))
+    stage = Stage(spec, program, make_optimizer)
+    given = inputs, labels, gradients, num_micro_batches
+    _time_passes(stage, *given, 0.0)  # finds out what can
+    program.deferral.settle()
+    if not program.deferral.num_split:
+        return None
+    _, input_s, weight_s = _time_passes(stage, *given, budget_s)
+    return input_s, weight_s
 
 
 def _medians(measure: Callable[[], Sequence[float]], window_s: float, budget_s: float) -> list[float]:
