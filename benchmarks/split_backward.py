@@ -3,16 +3,18 @@
     python -m benchmarks.split_backward    # 7 rounds; writes benchmarks/results/split_backward.json
 
 One stage between two others, without links: forwards and backwards of a step's micro-batches, as an executor runs
-them. Both contenders run once a round, in turn; a turn is several steps after one that is not timed.
+them. In a round the two take turns step by step, and the median of their steps counts: what is to be seen is smaller
+than what a machine's speed drifts by within seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Final
 
 import torch
@@ -34,7 +36,7 @@ NUM_HEADS: Final = 4
 NUM_BLOCKS: Final = 4
 SHAPE: Final = (4, 64, WIDTH)
 NUM_MICRO_BATCHES: Final = 4
-NUM_STEPS: Final = 3
+NUM_STEPS: Final = 5
 AIM: Final = "ratio <= 1.03"
 _WHAT: Final = f"{NUM_BLOCKS} GPT blocks of width {WIDTH}, {SHAPE[0]} x {SHAPE[1]} tokens"
 
@@ -82,25 +84,27 @@ class Contender:
         stage.update(1, None)
         return Times(step_s=end_s - begin_s, backward_s=backward_s + weights_s, weights_s=weights_s)
 
-    def turn(self) -> Times:
-        self.step()
-        taken = [self.step() for _ in range(NUM_STEPS)]
-        return Times(
-            step_s=sum(each.step_s for each in taken) / NUM_STEPS,
-            backward_s=sum(each.backward_s for each in taken) / NUM_STEPS,
-            weights_s=sum(each.weights_s for each in taken) / NUM_STEPS,
+
+def one_round(contenders: Sequence[Contender]) -> list[Times]:
+    steps: list[list[Times]] = [[] for _ in contenders]
+    for index in range(NUM_STEPS):
+        for place in rounds.order(range(len(contenders)), index):
+            steps[place].append(contenders[place].step())
+    return [
+        Times(
+            step_s=median(each.step_s for each in own),
+            backward_s=median(each.backward_s for each in own),
+            weights_s=median(each.weights_s for each in own),
         )
+        for own in steps
+    ]
 
 
 def figures(num_rounds: int, command: str) -> list[Result]:
     with malloc.while_building():  # which leaves the allocator as an executor has it
         whole, split = Contender(splits=False), Contender(splits=True)
-    turns: dict[Contender, list[Times]] = {whole: [], split: []}
-    for index in range(num_rounds):
-        for contender in rounds.order([whole, split], index):
-            turns[contender].append(contender.turn())
+    other, mine = zip(*(one_round([whole, split]) for _ in range(num_rounds)), strict=True)
     _check_bits(whole, split)
-    mine, other = turns[split], turns[whole]
     columns = {
         "forwards and backwards of a step": ([each.step_s for each in mine], [each.step_s for each in other]),
         "backwards of a step": ([each.backward_s for each in mine], [each.backward_s for each in other]),
@@ -118,7 +122,7 @@ def figures(num_rounds: int, command: str) -> list[Result]:
         )
         for what, (times, against) in columns.items()
     ]
-    shares = [each.weights_s / each.backward_s for each in turns[split]]
+    shares = [each.weights_s / each.backward_s for each in mine]
     found.append(
         results.result(
             f"part of a backward that can wait, {_WHAT}",

@@ -23,14 +23,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipesvc.model.linear import Affine, affine_of, input_gradient
+from pipesvc.model.linear import Affine, AffineCall, affine_of
 
 _log = logging.getLogger("pipesvc.deferral")
 
@@ -51,21 +50,23 @@ class _Group:
         self.parameters = list({id(each): each for layer in layers for each in layer.trainable}.values())
         self.way = _Way.WATCHED
         self.next_way: _Way | None = None  # from the next step on
-        self._left: list[tuple[Tensor | None, int]] = []  # the gradients after the last W of this step
+        self._left: dict[int, tuple[Tensor, int]] = {}  # the gradients after the last W of this step
 
     def add(self, calls: list[_Call]) -> None:
         """Of one micro-batch."""
-        if self.way is _Way.DEFERRED and self._is_touched():
-            self.next_way = _Way.WHOLE  # the sum is right, but not in the order of one process
         for parameter, gradient in _sums(calls):
-            if parameter.grad is None:
-                parameter.grad = gradient
+            before, left = parameter.grad, self._left.get(id(parameter))
+            if (before is None) != (left is None) or (left and (left[0] is not before or left[1] != before._version)):
+                # Something else added too. The sum is right, but not in the order of one process.
+                self.next_way = _Way.WHOLE
+            if before is None:
+                parameter.grad = before = gradient
             else:
-                parameter.grad += gradient
-        self._left = self._state()
+                before += gradient
+            self._left[id(parameter)] = before, before._version
 
     def settle(self) -> None:
-        self._left = []
+        self._left = {}
         if self.next_way is not None and self.next_way is not self.way:
             self.way = self.next_way
             if self.way is _Way.WHOLE:
@@ -73,26 +74,8 @@ class _Group:
                 sizes = ", ".join(str(list(each.shape)) for each in self.parameters)
                 _log.info("the backward of %s with weights %s is not split: they get other gradients too", kinds, sizes)
 
-    def _is_touched(self) -> bool:
-        """Whether something else has changed the gradients since the W before."""
-        left = self._left or [(None, 0)] * len(self.parameters)
-        return any(
-            grad is not before or version != version_before
-            for (grad, version), (before, version_before) in zip(self._state(), left, strict=True)
-        )
 
-    def _state(self) -> list[tuple[Tensor | None, int]]:
-        grads = [parameter.grad for parameter in self.parameters]
-        return [(grad, 0 if grad is None else grad._version) for grad in grads]
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One call of a module in a micro-batch's forward, as its backward left it."""
-
-    layer: Affine
-    x: Tensor
-    g: Tensor
+_Call = tuple[Affine, AffineCall]  # of a micro-batch, as its backward left it
 
 
 class Late:
@@ -163,11 +146,11 @@ class Deferral:
             group.settle()
         self._watched = [group for group in self._watched if group.way is _Way.WATCHED]
 
-    def note(self, group: _Group, layer: Affine, x: Tensor, g: Tensor) -> bool:
+    def note(self, group: _Group, layer: Affine, call: AffineCall) -> bool:
         """True where W, or the comparison, will do the rest."""
         if self._late is None or (group.way is _Way.WATCHED and group not in self._compared):
             return False
-        self._late.put(group, _Call(layer, x.detach(), g.detach()))
+        self._late.put(group, (layer, call))
         return True
 
     def _forward(self, group: _Group, layer: Affine) -> Callable[..., Any]:
@@ -211,7 +194,7 @@ class _Watched(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         deferral, group, layer, is_inner = ctx.about
         if g is not None and not is_inner:
-            deferral.note(group, layer, x, g)
+            deferral.note(group, layer, AffineCall(x, g))
         return g, None, None, None, None, None
 
 
@@ -228,11 +211,12 @@ class _Split(torch.autograd.Function):
         is_inner: bool,
     ) -> Tensor:
         # As autocast casts, but apart from its cache, in which what is cast without a graph would be kept for others.
-        cast = weight.to(x.dtype)
+        is_cast = weight.dtype is not x.dtype
+        cast = weight.to(x.dtype) if is_cast else weight
         ctx.save_for_backward(x, cast)
         ctx.set_materialize_grads(False)
         ctx.about = deferral, group, layer, is_inner
-        y = layer.compute(x, cast, None if bias is None else bias.to(x.dtype))
+        y = layer.compute(x, cast, bias.to(x.dtype) if is_cast and bias is not None else bias)
         return y.detach()  # no view, so that what follows may work in place
 
     @staticmethod
@@ -242,25 +226,26 @@ class _Split(torch.autograd.Function):
         deferral, group, layer, is_inner = ctx.about
         if g is None:
             return (None,) * 7
-        if torch.is_grad_enabled():
-            weight = layer.weight.to(weight.dtype)  # a gradient of this gradient is wanted
-        for_x = input_gradient(layer, g, x, weight) if ctx.needs_input_grad[0] else None
-        if not is_inner and deferral.note(group, layer, x, g):
+        call = AffineCall(x, g)
+        if torch.is_grad_enabled():  # a gradient of this gradient is wanted
+            weight = layer.weight.to(weight.dtype)
+            call.rows = x.reshape(-1, x.shape[-1])
+        for_x = layer.input_gradient(call, weight) if ctx.needs_input_grad[0] else None
+        if not is_inner and deferral.note(group, layer, call):
             return (for_x, *(None,) * 6)
-        for_weight, for_bias = layer.gradients(x, g)
-        return for_x, for_weight, for_bias, None, None, None, None
+        found = {id(parameter): gradient for parameter, gradient in layer.gradients(call)}
+        return for_x, found.get(id(layer.weight)), found.get(id(layer.bias)), None, None, None, None
 
 
 def _sums(calls: list[_Call]) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """Each parameter with the sum of its gradients; what autocast made smaller is summed small."""
     sums: dict[int, tuple[nn.Parameter, Tensor]] = {}
-    for call in calls:
-        for parameter, gradient in zip(call.layer.parameters, call.layer.gradients(call.x, call.g), strict=True):
-            if parameter is not None and gradient is not None and parameter.requires_grad:
-                before = sums.get(id(parameter))
-                sums[id(parameter)] = parameter, gradient if before is None else before[1] + gradient
+    for layer, call in calls:
+        for parameter, gradient in layer.gradients(call):
+            before = sums.get(id(parameter))
+            sums[id(parameter)] = parameter, gradient if before is None else before[1] + gradient
     for parameter, gradient in sums.values():
-        yield parameter, gradient.to(parameter.dtype)
+        yield parameter, gradient if gradient.dtype is parameter.dtype else gradient.to(parameter.dtype)
 
 
 def _verdict(group: _Group, calls: list[_Call]) -> _Way | None:

@@ -63,28 +63,44 @@ class Affine:
         assert bias is not None
         return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], weight.shape[1])
 
-    def gradients(self, x: Tensor, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Of weight and bias, for those that are trained, in the dtype of `g`."""
-        rows, g_rows = x.to(g.dtype).reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
-        for_weight = for_bias = None
+    def input_gradient(self, call: AffineCall, weight: Tensor) -> Tensor:
+        """In the shape of the input; `weight` may be a cast."""
+        rows, g_rows, shape = call.rows, call.g_rows, call.shape
+        if len(shape) == 1 and not self.has_inputs_first:
+            return weight.t().mv(call.g)
+        if rows.stride() == (1, rows.shape[0]):
+            matrix = weight if self.has_inputs_first else weight.t()
+            return matrix.mm(g_rows.t()).t().reshape(shape)
+        found = g_rows.mm(weight.t() if self.has_inputs_first else weight)
+        return found if len(shape) == 2 else found.view(shape)
+
+    def gradients(self, call: AffineCall) -> list[tuple[nn.Parameter, Tensor]]:
+        """Of weight and bias, those that are trained, in the dtype in which was computed."""
+        rows, g_rows = call.rows, call.g_rows
+        found = []
         if self.weight.requires_grad:
-            for_weight = rows.t().mm(g_rows) if self.has_inputs_first else g_rows.t().mm(rows)
+            found.append((self.weight, rows.t().mm(g_rows) if self.has_inputs_first else g_rows.t().mm(rows)))
         if self.bias is not None and self.bias.requires_grad:
             # torch joins the addition of the bias to a product of matrices, or adds it to the whole.
-            is_joined = self.has_inputs_first or x.dim() == 2 or (x.dim() == 3 and x.is_contiguous())
-            for_bias = g_rows.sum(0) if is_joined else g.sum(tuple(range(g.dim() - 1)))
-        return for_weight, for_bias
+            g = call.g
+            is_joined = self.has_inputs_first or len(call.shape) <= 2 or (len(call.shape) == 3 and call.is_contiguous)
+            found.append((self.bias, g_rows.sum(0) if is_joined else g.sum(tuple(range(g.dim() - 1)))))
+        return found
 
 
-def input_gradient(layer: Affine, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """In the shape of `x`."""
-    matrix = weight if layer.has_inputs_first else weight.t()
-    if x.dim() == 1 and not layer.has_inputs_first:
-        return matrix.mv(g)
-    rows, g_rows = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
-    if rows.stride() == (1, rows.shape[0]):
-        return matrix.mm(g_rows.t()).t().reshape(x.shape)
-    return g_rows.mm(matrix.t()).reshape(x.shape)
+class AffineCall:
+    """What the backward of one call goes by: input and gradient of the output, as they are and as matrices."""
+
+    __slots__ = ("g", "g_rows", "is_contiguous", "rows", "shape")
+
+    def __init__(self, x: Tensor, g: Tensor) -> None:
+        self.shape, self.is_contiguous = x.shape, x.is_contiguous()
+        rows = x.detach()
+        if rows.dtype is not g.dtype:
+            rows = rows.to(g.dtype)  # as autocast did
+        self.g = g
+        self.rows = rows if rows.dim() == 2 else rows.reshape(-1, rows.shape[-1])
+        self.g_rows = g if g.dim() == 2 else g.reshape(-1, g.shape[-1])
 
 
 def affine_of(module: nn.Module) -> Affine | None:

@@ -91,7 +91,7 @@ def test_split_backwards_have_the_bits_of_whole_ones(name: str, shape: str, orde
     assert_equal_runs({**SPLIT, **WHOLE}[name], SHAPES[shape], ORDERS[order])
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ["2-D", "3-D"])
 @pytest.mark.parametrize("name", [*SPLIT, "functional", "reentrant", "attention"])
 def test_under_autocast_too(name: str, shape: str) -> None:
     assert_equal_runs({**SPLIT, **WHOLE}[name], SHAPES[shape], ORDERS["late"], torch.bfloat16)
