@@ -17,7 +17,7 @@ from pipesvc.core.partition import InFlight, Partition, PartitionConstraints, pa
 from pipesvc.core.partition_methods import AUTO, balanced, edges_of, layer_infos
 from pipesvc.core.plan import StrategySettings
 from pipesvc.core.schedule_search import SHARED
-from pipesvc.core.schedules import FILE
+from pipesvc.core.schedules import FILE, splits_backward
 from pipesvc.core.stages import cut
 from pipesvc.core.step_lists import step_lists
 from pipesvc.errors import PipesvcError
@@ -84,11 +84,19 @@ def shared_cuts_of(asked: Strategy, costs: Costs) -> list[Strategy]:
         return []
     num_stages = asked.num_stages or 2 * len({device.worker for device in costs.devices})
     if not isinstance(asked.boundaries, str):
-        return [replace(asked, schedule=schedule) for schedule in SHARED]
+        return [
+            replace(asked, schedule=schedule)
+            for schedule in SHARED
+            if not (asked.compile and splits_backward(schedule))
+        ]
     if not 4 <= num_stages <= len(costs.layers):
         return []
     boundaries = tuple(costs.layers[index].name for index in _even_cut(asked.boundaries, costs, num_stages))
-    return [replace(asked, schedule=schedule, boundaries=boundaries) for schedule in SHARED]
+    return [
+        replace(asked, schedule=schedule, boundaries=boundaries)
+        for schedule in SHARED
+        if not (asked.compile and splits_backward(schedule))
+    ]
 
 
 def _even_cut(method: str, costs: Costs, num_stages: int) -> tuple[int, ...]:

@@ -129,6 +129,8 @@ def strategy_of(plan: Plan, asked: Strategy) -> Strategy:
         placement={stage.label: f"{stage.worker}/{stage.device}" for stage in plan.stages},
         allow_cpu_for_gpu=asked.allow_cpu_for_gpu,
         in_flight=plan.in_flight or None,
+        recompute=asked.recompute,
+        compile=asked.compile,
     )
 
 
@@ -140,7 +142,11 @@ def _planned(job: Job, costs: Costs, workers: Sequence[WorkerInfo], fingerprints
     if asked.has_open_schedule:
         stages = _stages(_plan(replace(asked, schedule="1F1B"), costs, workers), costs)
         choice = choose_schedule(
-            stages, num_micro_batches=asked.micro_batches, clips=job.clip_norm is not None, link=costs.link
+            stages,
+            num_micro_batches=asked.micro_batches,
+            clips=job.clip_norm is not None,
+            may_split=not asked.compile,
+            link=costs.link,
         )
         asked = replace(asked, schedule=choice.best.schedule, in_flight=choice.best.in_flight or None)
         chosen, runner_up = choice.reason

@@ -99,7 +99,12 @@ def evaluate(
 
 
 def choose_schedule(
-    stages: Sequence[StageCost], *, num_micro_batches: int, clips: bool = False, link: LinkOf = free_link
+    stages: Sequence[StageCost],
+    *,
+    num_micro_batches: int,
+    clips: bool = False,
+    may_split: bool = True,
+    link: LinkOf = free_link,
 ) -> ScheduleChoice:
     """The fastest schedule that fits into the memory of every device; INVALID_PLAN, with the sums, where none does.
 
@@ -108,7 +113,7 @@ def choose_schedule(
     """
     try_out = partial(evaluate, stages=stages, num_micro_batches=num_micro_batches, clips=clips, link=link)
     rivals = [_best_1f1b(stages, num_micro_batches, try_out), try_out("1F1B"), try_out("GPipe")]
-    rivals += [try_out(schedule) for schedule in _OTHERS if _may_win(schedule, stages)]
+    rivals += [try_out(schedule) for schedule in _OTHERS if _may_win(schedule, stages, may_split)]
     best = best_of(rivals)
     runner_up = min((each for each in rivals if str(each) != str(best)), key=lambda each: each.step.step_s)
     return ScheduleChoice(
@@ -128,8 +133,8 @@ def best_of(rivals: Sequence[Candidate]) -> Candidate:
     return min((each for each in fitting if each.step.step_s <= longest_s), key=lambda each: each.held_bytes)
 
 
-def _may_win(schedule: str, stages: Sequence[StageCost]) -> bool:
-    if splits_backward(schedule) and not any(stage.weight_backward_s for stage in stages):
+def _may_win(schedule: str, stages: Sequence[StageCost], may_split: bool) -> bool:
+    if splits_backward(schedule) and not (may_split and any(stage.weight_backward_s for stage in stages)):
         return False
     held: dict[str, list[int]] = {}
     for index, stage in enumerate(stages):

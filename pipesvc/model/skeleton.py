@@ -41,15 +41,25 @@ def inspect_layers(build: Build, *, is_whole: bool = False) -> list[LayerInfo]:
     Without a draw and without values, so that a model larger than this host can be looked at, and one that cannot be
     built in parts is refused. `is_whole` says that it will not be: then it is built as it is.
     """
+    layers = _inspected(build, is_whole)
+    counted: set[int] = set()
+    # A module that is cut has marks of many stages.
+    return [layer_info(name, layer, mark_of(layer) if name else "", counted) for name, layer in layers]
+
+
+def module_names(build: Build, *, is_whole: bool = False) -> list[str]:
+    """Of all modules, as the whole model names them; built as by `inspect_layers`."""
+    return [path for name, layer in _inspected(build, is_whole) for path, _ in layer.named_modules(prefix=name)]
+
+
+def _inspected(build: Build, is_whole: bool) -> list[NamedLayer]:
     if is_whole:
         with same_random_state_after():
             layers = parts_of(build())
             refuse_lazy(layers)
-    else:
-        layers = _exact().first_pass(build, parts_of).layers
-    counted: set[int] = set()
-    # A module that is cut has marks of many stages.
-    return [layer_info(name, layer, mark_of(layer) if name else "", counted) for name, layer in layers]
+            return layers
+    found: list[NamedLayer] = _exact().first_pass(build, parts_of).layers
+    return found
 
 
 def inspect_units(model: nn.Module) -> list[LayerInfo]:

@@ -21,6 +21,7 @@ from pipesvc.worker.executor.parts import make_programs
 from pipesvc.worker.executor.runtime import Runtime, Settings
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
+from pipesvc.worker.executor.units import recompute_of
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -69,6 +70,8 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
             loss=loss,
             check_finite=job.check_finite,
             splits_backward=splits_backward(plan.schedule, plan.schedule_text),
+            recompute=recompute_of(job.strategy),
+            compiles=job.strategy.compiles,
         )
         for stage in plan.stages_of(worker)
     ]

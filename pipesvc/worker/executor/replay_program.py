@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from pipesvc.core.flow import Flow, gradient_transfers, parameters_of, transfers
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model.calling import arguments_of
-from pipesvc.model.deferral import Deferral
 from pipesvc.model.replay.inputs import Inputs
-from pipesvc.model.replay.part import Part
 from pipesvc.model.replay.run import Pass, StageReplay
 from pipesvc.wire import tree
 from pipesvc.wire.links import FEEDER
@@ -26,6 +24,7 @@ from pipesvc.worker import absent
 from pipesvc.worker.executor.describe import describe
 from pipesvc.worker.executor.program import Forwarded, Gradients, Parcels, failed, seed_for_loss
 from pipesvc.worker.executor.spec import StageSpec
+from pipesvc.worker.executor.units import prepare
 
 
 class ReplayProgram:
@@ -39,7 +38,11 @@ class ReplayProgram:
         _refuse_unknown_state(model)
         _move(model, self._names, spec.device)
         self._replay = StageReplay(model, flow, ends, spec.index, spec.device, seed=spec.seed)
-        self.deferral = _deferral(spec, self._replay.part)
+        part = self._replay.part
+        own = {name: unit for name, unit in part.units.items() if part.stage_of[name] == spec.index}
+        # Other stages, which use these too, wait for their gradients.
+        kept = [*part.gathered.values(), *(parameter for parameter, _ in part.passed_on.values())]
+        self.deferral = prepare(spec, own, kept)
         values, gradients = transfers(flow, ends), gradient_transfers(flow, ends)
         self._receives = {maker: keys for (maker, user), keys in values.items() if user == spec.index}
         self._collects = {sender: keys for (sender, receiver), keys in gradients.items() if receiver == spec.index}
@@ -83,15 +86,6 @@ class ReplayProgram:
             collected.update(zip(keys, gradients[sender].leaves, strict=True))
         returned = found.backward(collected, loss)
         return {receiver: [returned[receiver][key] for key in keys] for receiver, keys in self._returns.items()}
-
-
-def _deferral(spec: StageSpec, part: Part) -> Deferral:
-    """Of the units of this stage. The gradient of a weight that other stages use too goes to them with I."""
-    if not spec.splits_backward:
-        return Deferral()
-    own = [unit for name, unit in part.units.items() if part.stage_of[name] == spec.index]
-    kept = [*part.gathered.values(), *(parameter for parameter, _ in part.passed_on.values())]
-    return Deferral([module for unit in own for module in unit.modules()], kept)
 
 
 def _named_state(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from pipesvc.core import seeds
 from pipesvc.errors import Where
-from pipesvc.model.deferral import Deferral
 from pipesvc.model.replay.boundary import admit
 from pipesvc.wire import tree
 from pipesvc.worker.executor.describe import describe
 from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.program import Forwarded, Gradients, Parcels, failed, seed_generators
 from pipesvc.worker.executor.spec import StageSpec
+from pipesvc.worker.executor.units import prepare
 
 # None where the tensor wants no gradient.
 Leaves = tuple[Tensor | None, ...]
@@ -38,7 +38,7 @@ class SequenceProgram:
                     seen.add(id(parameter))
                     self._parameters[name] = parameter
                     self._places[name] = index
-        self.deferral = Deferral(_modules(self.layers) if spec.splits_backward else ())
+        self.deferral = prepare(spec, dict(self.layers))
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return dict(self._parameters)
@@ -93,10 +93,6 @@ class SequenceProgram:
         if self._spec.index == 0:
             return {}
         return {self._spec.index - 1: [None if leaf is None else leaf.grad for leaf in received]}
-
-
-def _modules(layers: Sequence[tuple[str, nn.Module]]) -> list[nn.Module]:
-    return [module for _, layer in layers for module in layer.modules()]
 
 
 def _is_tensor(value: Any) -> bool:

@@ -51,6 +51,7 @@ def test_the_strategy_of_a_plan_gives_that_plan_again() -> None:
 
 _FIELDS = (
     "pipeline", "micro_batches", "schedule", "num_stages", "boundaries", "placement", "allow_cpu_for_gpu", "in_flight",
+    "recompute", "compile",
 )  # fmt: skip
 
 
@@ -191,6 +192,17 @@ def test_an_open_schedule_takes_two_stages_on_each_worker_where_that_is_fastest(
 def _fields(strategy: Strategy) -> dict[str, Any]:
     names = ("micro_batches", "schedule", "boundaries", "placement", "num_stages", "in_flight")
     return {name: getattr(strategy, name) for name in names}
+
+
+def test_a_strategy_keeps_how_its_modules_are_run() -> None:
+    planned = plan_job(job(boundaries="auto", recompute=("block1",)), SPLIT, crew("a", "b"))
+    assert planned.strategy.recompute == ("block1",)
+
+
+@pytest.mark.parametrize("cut", [{"boundaries": "auto"}, {"num_stages": 2}, {"num_stages": 4}])
+def test_what_is_compiled_is_not_split(cut: dict[str, Any]) -> None:
+    planned = plan_job(job(schedule="auto", compile=True, **cut), SPLIT, crew(*"abcd"))
+    assert planned.report.schedule in ("1F1B", "GPipe", "Interleaved1F1B")
 
 
 def test_marks_and_places_say_which_worker_holds_what() -> None:
