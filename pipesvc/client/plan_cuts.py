@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache, partial
 
+import numpy as np
+
 from pipesvc.client.job import ScheduleFile, Strategy
 from pipesvc.core.costs import Costs
 from pipesvc.core.partition import InFlight, Partition, PartitionConstraints, partition
-from pipesvc.core.partition_methods import layer_infos
+from pipesvc.core.partition_methods import AUTO, balanced, edges_of, layer_infos
 from pipesvc.core.plan import StrategySettings
-from pipesvc.core.schedules import FILE
+from pipesvc.core.schedule_search import SHARED
+from pipesvc.core.schedules import FILE, splits_backward
 from pipesvc.core.stages import cut
 from pipesvc.core.step_lists import step_lists
 from pipesvc.errors import PipesvcError
@@ -64,6 +67,48 @@ def cuts_of(asked: Strategy, costs: Costs) -> list[Strategy]:
     else:
         found = search(in_flight=_in_flight(asked))
     return [_with_cut(asked, costs, each) for each in (found, found.runner_up) if each is not None]
+
+
+def shared_cuts_of(asked: Strategy, costs: Costs) -> list[Strategy]:
+    """For an open schedule, the strategies with several stages on each worker; the planner places their stages.
+
+    Not where the user has said by marks or places which worker holds what, or how many stages there are: one for each
+    worker. Boundaries that are given are kept; else each worker gets two stages.
+    """
+    if (
+        not asked.has_open_schedule
+        or not asked.pipeline
+        or asked.placement
+        or any(layer.mark for layer in costs.layers)
+    ):
+        return []
+    num_stages = asked.num_stages or 2 * len({device.worker for device in costs.devices})
+    if not isinstance(asked.boundaries, str):
+        return [
+            replace(asked, schedule=schedule)
+            for schedule in SHARED
+            if not (asked.compile and splits_backward(schedule))
+        ]
+    if not 4 <= num_stages <= len(costs.layers):
+        return []
+    boundaries = tuple(costs.layers[index].name for index in _even_cut(asked.boundaries, costs, num_stages))
+    return [
+        replace(asked, schedule=schedule, boundaries=boundaries)
+        for schedule in SHARED
+        if not (asked.compile and splits_backward(schedule))
+    ]
+
+
+def _even_cut(method: str, costs: Costs, num_stages: int) -> tuple[int, ...]:
+    """The first layers of the later stages, by the method; "auto" takes the mean times of the devices."""
+    may_cut = np.ones(len(costs.layers) + 1, np.bool_)
+    if method != AUTO:
+        return edges_of(method, costs.layers, num_stages, may_cut, ())[1:-1]
+    times = [device.times for device in costs.devices]
+    weights = [
+        sum(each.forward_s[index] + each.backward_s[index] for each in times) for index in range(len(costs.layers))
+    ]
+    return balanced(weights, num_stages, may_cut, ())[1:-1]
 
 
 def _in_flight(strategy: Strategy) -> InFlight:

@@ -34,7 +34,11 @@ _TYPES: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
     "placement": ('an object like {"stage:0": "worker/device"}', (dict,)),
     "allow_cpu_for_gpu": ("true or false", (bool,)),
     "in_flight": ("a whole number or null", (int, type(None))),
+    "recompute": ("true, false or a list of patterns", (bool, list)),
+    "compile": ("true or false", (bool,)),
 }
+# Files of before there were these.
+_OPTIONAL: Final = frozenset({"recompute", "compile"})
 
 
 def plan_file_text(strategy: Strategy, report: PlanReport) -> str:
@@ -75,7 +79,8 @@ def read_plan(path: str | Path) -> Strategy:
         schedule = values["schedule"]
         if isinstance(schedule, dict):
             schedule = ScheduleFile(schedule["file"])
-        return Strategy(**values | {"boundaries": tuple(values["boundaries"]), "schedule": schedule})
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return Strategy(**values | lists | {"schedule": schedule})
     except PipesvcError as error:
         what = error.details.message
         raise PipesvcError(error.code, f"the plan file {path}: {what}", advice=error.details.advice) from None
@@ -106,7 +111,7 @@ def _faults(raw: Any) -> Iterator[str]:
     if not isinstance(strategy, dict):
         yield f"strategy is {strategy!r}; it must be an object"
     elif "strategy" in raw:
-        yield from _differing_fields("strategy.", strategy, tuple(_TYPES), set(_TYPES))
+        yield from _differing_fields("strategy.", strategy, tuple(_TYPES), set(_TYPES) - _OPTIONAL)
         for name, (wanted, types) in _TYPES.items():
             if name in strategy and not _is_of(strategy[name], types):
                 yield f"strategy.{name} is {strategy[name]!r}; it must be {wanted}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from pipesvc.client.gantt import Row
 from pipesvc.client.job import Job, Strategy
-from pipesvc.client.plan_cuts import cuts_of, settings_of
+from pipesvc.client.plan_cuts import cuts_of, settings_of, shared_cuts_of
 from pipesvc.core.costs import Costs
 from pipesvc.core.memory import check_memory
 from pipesvc.core.partition_methods import layer_infos
@@ -20,7 +20,7 @@ from pipesvc.core.placement import MissingWorkers, reachable_first
 from pipesvc.core.plan import Plan, WorkerInfo
 from pipesvc.core.plan_report import PlanReport, make_report
 from pipesvc.core.planner import make_plan
-from pipesvc.core.schedule_search import Candidate, choose_schedule, evaluate, seconds_text
+from pipesvc.core.schedule_search import SHARED, WORTH, Candidate, choose_schedule, evaluate, praise, seconds_text
 from pipesvc.core.stage_costs import StageCost, stage_costs
 from pipesvc.core.ties import copy_bytes
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -74,20 +74,27 @@ def plan_job(job: Job, costs: Costs, crew: Crew) -> Planned:
     names = {worker.name for worker in workers}
     usable = replace(costs, devices=tuple(device for device in costs.devices if device.worker in names))
     tried, refusals = [], []
-    for strategy in cuts_of(job.strategy, usable):
+    for strategy in (*cuts_of(job.strategy, usable), *shared_cuts_of(job.strategy, usable)):
         try:
             tried.append(_planned(replace(job, strategy=strategy), usable, workers, crew.fingerprints))
         except PipesvcError as error:
             refusals.append(error)
     if not tried:
         raise refusals[0]
-    best, *others = sorted(tried, key=lambda planned: planned.report.step_s)
-    if not isinstance(job.strategy.boundaries, str):
+    best, *others = sorted(tried, key=_rank)
+    if not isinstance(job.strategy.boundaries, str) and not others:
         return best
-    reason = f"Layers by {job.strategy.boundaries!r}: {_layers_text(best.report)}."
+    reasons = best.report.reasons
+    if isinstance(job.strategy.boundaries, str):
+        reasons = (*reasons, f"Layers by {job.strategy.boundaries!r}: {_layers_text(best.report)}.")
     lost = [_lost_text(other.report, best.report) for other in others]
     runner_up = " ".join(filter(None, [best.report.runner_up, *lost]))
-    return replace(best, report=replace(best.report, reasons=(*best.report.reasons, reason), runner_up=runner_up))
+    return replace(best, report=replace(best.report, reasons=reasons, runner_up=runner_up))
+
+
+def _rank(planned: Planned) -> float:
+    """Several stages on each worker hold more and send more, so they must be faster by more than times wander."""
+    return planned.report.step_s * (1 + WORTH if planned.plan.schedule in SHARED else 1)
 
 
 def predict(plan: Plan, job: Job, costs: Costs, fingerprints: Mapping[str, str]) -> Planned:
@@ -123,6 +130,8 @@ def strategy_of(plan: Plan, asked: Strategy) -> Strategy:
         placement={stage.label: f"{stage.worker}/{stage.device}" for stage in plan.stages},
         allow_cpu_for_gpu=asked.allow_cpu_for_gpu,
         in_flight=plan.in_flight or None,
+        recompute=asked.recompute,
+        compile=asked.compile,
     )
 
 
@@ -134,14 +143,23 @@ def _planned(job: Job, costs: Costs, workers: Sequence[WorkerInfo], fingerprints
     if asked.has_open_schedule:
         stages = _stages(_plan(replace(asked, schedule="1F1B"), costs, workers), costs)
         choice = choose_schedule(
-            stages, num_micro_batches=asked.micro_batches, clips=job.clip_norm is not None, link=costs.link
+            stages,
+            num_micro_batches=asked.micro_batches,
+            clips=job.clip_norm is not None,
+            may_split=not asked.compile,
+            link=costs.link,
         )
         asked = replace(asked, schedule=choice.best.schedule, in_flight=choice.best.in_flight or None)
-        praise, runner_up = choice.reason
-        reasons = (praise,)
+        chosen, runner_up = choice.reason
+        reasons = (chosen,)
     plan = _plan(asked, costs, workers)
     planned = predict(plan, job, costs, fingerprints)
-    check_memory(_stages(plan, costs), planned.evaluated.memory)
+    stages = _stages(plan, costs)
+    check_memory(stages, planned.evaluated.memory)
+    if job.strategy.schedule in SHARED and not reasons:
+        clips = job.clip_norm is not None
+        found = praise(planned.evaluated, stages, num_micro_batches=plan.micro_batches, clips=clips, link=costs.link)
+        reasons = (found,)
     return replace(planned, report=replace(planned.report, reasons=reasons, runner_up=runner_up))
 
 
@@ -184,7 +202,9 @@ def _stages(plan: Plan, costs: Costs) -> tuple[StageCost, ...]:
 
 def _lost_text(report: PlanReport, best: PlanReport) -> str:
     more = f", {100 * (report.step_s / best.step_s - 1):.0f} % more" if best.step_s else ""
-    return f"Layers {_layers_text(report)} would take {seconds_text(report.step_s)}{more}."
+    schedule = "" if report.schedule == best.schedule else f"{report.schedule} with "
+    layers = f"{_layers_text(report)} would take {seconds_text(report.step_s)}{more}."
+    return f"{schedule}{'l' if schedule else 'L'}ayers {layers}"
 
 
 def _layers_text(report: PlanReport) -> str:

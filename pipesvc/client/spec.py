@@ -115,6 +115,9 @@ def _strategy_spec(strategy: Strategy) -> job_pb2.StrategySpec:
         placement=dict(strategy.placement),
         allow_cpu_for_gpu=strategy.allow_cpu_for_gpu,
         in_flight=strategy.in_flight or 0,
+        recomputes_all=strategy.recompute is True,
+        recompute_patterns=() if isinstance(strategy.recompute, bool) else strategy.recompute,
+        compiles=strategy.compile,
     )
 
 

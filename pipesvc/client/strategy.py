@@ -13,7 +13,7 @@ from typing import Final
 from pipesvc.client import checks
 from pipesvc.client.checks import refuse
 from pipesvc.client.schedule_file import ScheduleFile
-from pipesvc.core.schedules import FILE, SCHEDULE_NAMES, check_counts, check_placement
+from pipesvc.core.schedules import FILE, SCHEDULE_NAMES, check_counts, check_placement, splits_backward
 from pipesvc.errors import PipesvcError
 
 # Slices of a batch; the coordinator refuses more.
@@ -46,15 +46,21 @@ class Strategy:
     """Run a gpu mark on a CPU worker when the cluster has no such GPU."""
     in_flight: int | None = None
     """Micro-batches alive on stage 0 at most; None: the schedule's own number."""
+    recompute: bool | Sequence[str] = False
+    """Compute activations again in backward rather than keep them, with the same numbers. True: of every layer or
+    unit; or of the modules that match these patterns: ("blocks.*",)."""
+    compile: bool = False
+    """torch.compile every layer or unit on its worker; numbers then agree to rounding."""
 
     def __post_init__(self) -> None:
-        for name in ("pipeline", "allow_cpu_for_gpu"):
+        for name in ("pipeline", "allow_cpu_for_gpu", "compile"):
             checks.flag(name, getattr(self, name))
         checks.whole("micro_batches", self.micro_batches, 1, MAX_MICRO_BATCHES)
         checks.whole_or_none("num_stages", self.num_stages, 1)
         checks.whole_or_none("in_flight", self.in_flight, 1)
         _check_boundaries(self.boundaries)
         self._check_schedule()
+        self._check_recompute()
         self._check_num_stages()
         checks.is_a("placement", self.placement, Mapping, 'a dict of slots to workers, like {"gpu:0": "worker/cuda:0"}')
         for label, target in self.placement.items():
@@ -87,6 +93,27 @@ class Strategy:
             raise refuse(f'in_flight is {self.in_flight}, but schedule="auto" finds it', "Leave in_flight out")
         name = FILE if isinstance(schedule, ScheduleFile) else schedule
         check_counts(name, num_micro_batches=self.micro_batches, in_flight=self.in_flight)
+
+    def _check_recompute(self) -> None:
+        patterns = () if isinstance(self.recompute, bool) else self.recompute
+        fix = 'Write recompute=("blocks.*",)'
+        checks.sequence("recompute", patterns, "True, False or a tuple of patterns on names of modules", fix)
+        for pattern in patterns:
+            checks.text("a pattern of recompute", pattern, fix)
+        if not self.compile:
+            return
+        if patterns:
+            text = "compile=True compiles whole layers, and recompute names modules inside them"
+            raise refuse(text, "Use recompute=True, or leave one of the two out")
+        is_file = isinstance(self.schedule, ScheduleFile)
+        text = self.schedule.text if isinstance(self.schedule, ScheduleFile) else ""
+        name = FILE if is_file else str(self.schedule)
+        if not self.has_open_schedule and splits_backward(name, text):
+            what = "the schedule file" if is_file else self.schedule
+            raise refuse(
+                f"{what} splits backwards into I and W, and compile=True makes them whole",
+                "Use 1F1B, GPipe or Interleaved1F1B, or leave compile out",
+            )
 
     def _check_num_stages(self) -> None:
         """All that is said of the number of stages must be one number."""

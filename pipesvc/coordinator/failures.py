@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipesvc.coordinator.fleet import Loss, Member
+from pipesvc.coordinator.run_record import RunRecord
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import types_pb2
 
@@ -78,13 +79,15 @@ def no_batch(step: int, limit_s: float, feeder_worker: str) -> types_pb2.ErrorRe
     return failure(ErrorCode.DATA_SOURCE_TIMED_OUT, message, advice=advice, worker=feeder_worker, step=step)
 
 
-def step_timed_out(step: int, limit_s: float, late: Sequence[tuple[int, str]]) -> types_pb2.ErrorReport:
+def step_timed_out(step: int, record: RunRecord, late: Sequence[tuple[int, str]]) -> types_pb2.ErrorReport:
     """A step that stages, each with its worker, hold up."""
+    compiles = record.job.strategy.compiles
+    why = " (compile=True: compiling is part of a step, the first one and those with new shapes)" if compiles else ""
     said = ", ".join(f"stage {stage} on {worker}" for stage, worker in late)
     stage, worker = late[0]
     return failure(
         ErrorCode.STEP_TIMED_OUT,
-        f"step {step} was not applied within {limit_s:g} s by {said}",
+        f"step {step} was not applied within {record.step_limit_s:g} s by {said}{why}",
         advice="Raise step_timeout_s if the step is honest work; `pipesvc status` names what each stage awaits",
         worker=worker,
         stage=stage,

@@ -70,11 +70,15 @@ def device_part(worker: str, profile: local_pb2.DeviceProfile) -> Costs:
         )
         for each in profile.layers
     )
+    # A worker of an earlier version does not measure it.
+    is_split = all(each.HasField("input_backward_s") for each in profile.layers)
     times = LayerTimes(
         forward_s=tuple(each.forward_s for each in profile.layers),
         backward_s=tuple(each.backward_s for each in profile.layers),
         update_s=tuple(each.update_s for each in profile.layers),
         skip_s=tuple(each.skip_s for each in profile.layers) if profile.flow_json else (),
+        input_backward_s=tuple(each.input_backward_s for each in profile.layers if is_split),
+        weight_backward_s=tuple(each.weight_backward_s for each in profile.layers if is_split),
     )
     device = DeviceCost(worker=worker, device=profile.device, times=times, memory_bytes=profile.memory_bytes)
     return Costs(

@@ -306,9 +306,9 @@ class RunMachine:
             limit_s = record.job.data.timeout_s
             if waited_s >= limit_s + DATA_GRACE_S:
                 self.fail(turn, no_batch(ledger.issued + 1, limit_s, plan.feeder_worker))
-        elif not ledger.is_drained and waited_s >= record.job.step_timeout_s:
+        elif not ledger.is_drained and waited_s >= record.step_limit_s:
             late = [(stage, plan.stages[stage].worker) for stage in ledger.lagging_stages]
-            self.fail(turn, step_timed_out(ledger.committed + 1, record.job.step_timeout_s, late))
+            self.fail(turn, step_timed_out(ledger.committed + 1, record, late))
 
     def _settle_echo(self, turn: Turn) -> None:
         """An echo becomes the run's failure when no better one came, and no worker is suspected to be the cause."""

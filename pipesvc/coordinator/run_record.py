@@ -122,6 +122,12 @@ class RunRecord:
     parameters: dict[str, run_pb2.WorkerParameters] = field(default_factory=dict)
     links: dict[tuple[str, bytes], run_pb2.LinkTotals] = field(default_factory=dict)
 
+    @property
+    def step_limit_s(self) -> float:
+        """The first step of modules that are compiled compiles them, which is building."""
+        compiles = self.job.strategy.compiles and self.ledger is not None and self.ledger.committed == 0
+        return self.job.step_timeout_s + (self.job.build_timeout_s if compiles else 0.0)
+
     def __str__(self) -> str:
         steps = f", step {self.ledger.committed}/{self.ledger.issued}" if self.ledger is not None else ""
         return f"run {self.run_id} ({self.phase.value}{steps})"

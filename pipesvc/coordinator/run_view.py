@@ -138,7 +138,7 @@ def _awaited_running(record: RunRecord) -> Iterator[run_pb2.Awaited]:
             f"the batch of step {ledger.issued + 1}", whom, since, until, _fails(ErrorCode.DATA_SOURCE_TIMED_OUT)
         )
     else:
-        until = record.cancel_deadline_s or since + record.job.step_timeout_s
+        until = record.cancel_deadline_s or since + record.step_limit_s
         then = "the run is cancelled without weights" if record.is_cancelled else _fails(ErrorCode.STEP_TIMED_OUT)
         for stage in ledger.lagging_stages:
             whom = f"stage {stage} on {worker_of(plan, stage)}"

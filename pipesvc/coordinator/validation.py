@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from pipesvc.coordinator.limits import BUNDLE_BYTES, JOB_BYTES, SAMPLE_BYTES
-from pipesvc.core.schedules import FILE, SCHEDULE_NAMES, check_counts
+from pipesvc.core.schedules import FILE, SCHEDULE_NAMES, check_counts, splits_backward
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, types_pb2
 
@@ -120,10 +120,25 @@ def _faults_of_strategy(job: job_pb2.JobSpec) -> Iterator[str]:
         yield f"the schedule is {strategy.schedule!r} and has the text of a file: one of the two"
     elif strategy.schedule.lower() not in {name.lower() for name in SCHEDULE_NAMES}:
         yield f"the schedule is {strategy.schedule!r}: choose one of {', '.join(SCHEDULE_NAMES)}"
+    yield from _faults_of_modules(strategy)
     if list(strategy.boundaries) != sorted(set(strategy.boundaries)) or 0 in strategy.boundaries:
         yield f"boundaries {list(strategy.boundaries)} do not ascend from 1"
     if strategy.boundaries and strategy.boundary_names:
         yield "boundaries are given by index and by name: one of the two"
+
+
+def _faults_of_modules(strategy: job_pb2.StrategySpec) -> Iterator[str]:
+    """How layers and units are run."""
+    if strategy.recomputes_all and strategy.recompute_patterns:
+        yield "recompute is asked for all modules and by patterns: one of the two"
+    if strategy.compiles and strategy.recompute_patterns:
+        yield "compile and patterns of recompute exclude each other"
+    try:
+        is_split = strategy.compiles and splits_backward(strategy.schedule, strategy.schedule_text)
+    except PipesvcError:
+        return  # of the schedule, which is told for itself
+    if is_split:
+        yield f"the schedule {strategy.schedule} splits backwards into I and W, and compile makes them whole"
 
 
 def _faults_of_schedule_text(strategy: job_pb2.StrategySpec) -> Iterator[str]:

@@ -40,6 +40,9 @@ class LayerTimes:
     update_s: tuple[float, ...]  # once a step
     # Of a module: how long a stage that begins with the unit replays those before it, for one micro-batch.
     skip_s: tuple[float, ...] = ()
+    # One micro-batch, of a backward that is split; empty: not measured, and I counts as the whole.
+    input_backward_s: tuple[float, ...] = ()
+    weight_backward_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

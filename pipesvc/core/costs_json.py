@@ -11,12 +11,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
 from pipesvc.core.layer_info import SharedParameter
 from pipesvc.core.strict_json import read_fields
 from pipesvc.errors import ErrorCode, PipesvcError
+
+_MAY_BE_EMPTY: Final = ("skip_s", "input_backward_s", "weight_backward_s")
 
 T = TypeVar("T", Costs, DeviceCost, LayerCost, LayerTimes, LinkCost, SharedParameter)
 
@@ -48,7 +50,7 @@ def from_json(text: str) -> Costs:
     costs = read_fields(Costs, raw, _value, _malformed)
     for device in costs.devices:
         for name, values in asdict(device.times).items():
-            if len(values) != len(costs.layers) and (values or name != "skip_s"):
+            if len(values) != len(costs.layers) and (values or name not in _MAY_BE_EMPTY):
                 place = f"{name} of {device.worker}/{device.device}"
                 raise _malformed(f"has {len(values)} values in {place} and {len(costs.layers)} layers")
     if (flow := costs.flow) is not None and [unit.name for unit in flow.units] != [each.name for each in costs.layers]:

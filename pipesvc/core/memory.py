@@ -102,7 +102,8 @@ def device_memory(stages: Sequence[StageCost], bounds: Mapping[int, int]) -> dic
 
     `bounds` has the most micro-batches in flight per stage, which executors keep to whatever the times are. A link from
     another worker holds what may come of the micro-batches alive at its sender (outputs), or here (gradients). The
-    feeder's parcels (inputs and labels) are not counted: costs do not name their size.
+    feeder's parcels (inputs and labels) are not counted: costs do not name their size. Activations are those that were
+    measured, without recompute; a stage that recomputes holds less.
     """
     found: dict[str, Memory] = {}
     outputs, gradients = outputs_between(stages), gradients_between(stages)

@@ -4,7 +4,7 @@ No formula ranks schedules on unlike hosts: a hop of the length of a forward mak
 more micro-batch in flight may undo that or not fit. A simulated step takes milliseconds, so all that could win are
 simulated, and those that fit are compared. The answer comes with its runner-up and says why.
 
-Among steps of the same length within `_WORTH` the one that holds least wins: measured times wander by more.
+Among steps of the same length within `WORTH` the one that holds least wins: measured times wander by more.
 
 Legend: p stages, m micro-batches. Units are seconds and bytes.
 """
@@ -19,14 +19,20 @@ from itertools import count, takewhile
 from typing import Final
 
 from pipesvc.core.memory import Memory, against_text, bytes_text, check_memory, device_memory, too_small
+from pipesvc.core.schedules import check_placement, splits_backward
 from pipesvc.core.simulate import free_link, play
 from pipesvc.core.stage_costs import StageCost, gradients_between, outputs_between
 from pipesvc.core.step_graph import LinkOf
 from pipesvc.core.step_lists import step_lists
 from pipesvc.core.timeline import Simulation
+from pipesvc.errors import PipesvcError
 
 # A part of the step time that is worth any amount of memory that is there, and none that is not.
-_WORTH: Final = 0.005
+WORTH: Final = 0.005
+
+# Schedules that are tried beside 1F1B and GPipe, where they can win.
+SHARED: Final = ("Interleaved1F1B", "ZBV")  # for several stages on each worker
+_OTHERS: Final = ("ZBH1", *SHARED)
 
 # Hops that add less than this part of the step are called hidden.
 _HIDDEN: Final = 0.01
@@ -93,26 +99,52 @@ def evaluate(
 
 
 def choose_schedule(
-    stages: Sequence[StageCost], *, num_micro_batches: int, clips: bool = False, link: LinkOf = free_link
+    stages: Sequence[StageCost],
+    *,
+    num_micro_batches: int,
+    clips: bool = False,
+    may_split: bool = True,
+    link: LinkOf = free_link,
 ) -> ScheduleChoice:
     """The fastest schedule that fits into the memory of every device; INVALID_PLAN, with the sums, where none does.
 
-    `naive` is left out: 1F1B with one in flight holds as little and is never slower. Schedules for several stages on a
-    worker (interleaved, zero bubble) join the rivals here.
+    `naive` is left out: 1F1B with one in flight holds as little and is never slower. Split backwards are tried where
+    something of them can wait, and schedules for several stages on a worker where the stages lie as they want them.
     """
     try_out = partial(evaluate, stages=stages, num_micro_batches=num_micro_batches, clips=clips, link=link)
     rivals = [_best_1f1b(stages, num_micro_batches, try_out), try_out("1F1B"), try_out("GPipe")]
-    fitting = [each for each in rivals if each.fits]
-    longest_s = min(each.step.step_s for each in fitting) * (1 + _WORTH)
-    best = min((each for each in fitting if each.step.step_s <= longest_s), key=lambda each: each.held_bytes)
+    rivals += [try_out(schedule) for schedule in _OTHERS if _may_win(schedule, stages, may_split)]
+    best = best_of(rivals)
     runner_up = min((each for each in rivals if str(each) != str(best)), key=lambda each: each.step.step_s)
-    without_hops = try_out(best.schedule, in_flight=best.in_flight, link=free_link)
-    added_s = best.step.step_s - without_hops.step.step_s
     return ScheduleChoice(
         best=best,
         runner_up=runner_up,
-        reason=(_praise(best, _hops_s(stages, link), added_s), _blame(runner_up, best)),
+        reason=(
+            praise(best, stages, num_micro_batches=num_micro_batches, clips=clips, link=link),
+            blame(runner_up, best),
+        ),
     )
+
+
+def best_of(rivals: Sequence[Candidate]) -> Candidate:
+    """The fastest of those that fit; among equally fast ones that which holds least."""
+    fitting = [each for each in rivals if each.fits]
+    longest_s = min(each.step.step_s for each in fitting) * (1 + WORTH)
+    return min((each for each in fitting if each.step.step_s <= longest_s), key=lambda each: each.held_bytes)
+
+
+def _may_win(schedule: str, stages: Sequence[StageCost], may_split: bool) -> bool:
+    if splits_backward(schedule) and not (may_split and any(stage.weight_backward_s for stage in stages)):
+        return False
+    held: dict[str, list[int]] = {}
+    for index, stage in enumerate(stages):
+        held.setdefault(stage.worker, []).append(index)
+    try:
+        check_placement(schedule, list(held.values()))
+    except PipesvcError:
+        return False
+    # With one stage on each worker, interleaved is 1F1B with more in flight.
+    return len(held) > 1 and (schedule not in SHARED or len(stages) > len(held))
 
 
 def _best_1f1b(stages: Sequence[StageCost], num_micro_batches: int, try_out: Callable[..., Candidate]) -> Candidate:
@@ -130,7 +162,7 @@ def _best_1f1b(stages: Sequence[StageCost], num_micro_batches: int, try_out: Cal
         return try_out("1F1B", in_flight=num_stages + more if more else 0)
 
     strides = [0, *takewhile(lambda more: more < most - num_stages, (2**power for power in count())), most - num_stages]
-    enough_s = min(with_more(more).step.step_s for more in strides) * (1 + _WORTH)
+    enough_s = min(with_more(more).step.step_s for more in strides) * (1 + WORTH)
     first = next(index for index, more in enumerate(strides) if with_more(more).step.step_s <= enough_s)
     untried = range(strides[first - 1] + 1, strides[first]) if first else range(0)
     place = bisect_left(untried, True, key=lambda more: with_more(more).step.step_s <= enough_s)
@@ -160,9 +192,20 @@ def _hops_s(stages: Sequence[StageCost], link: LinkOf) -> list[float]:
     ]
 
 
-def _praise(best: Candidate, hops_s: Sequence[float], added_s: float) -> str:
-    """`added_s` is what the hops add to the step. One micro-batch crosses alone at the start, one at the end."""
-    step_s = best.step.step_s
+def praise(
+    best: Candidate,
+    stages: Sequence[StageCost],
+    *,
+    num_micro_batches: int,
+    clips: bool = False,
+    link: LinkOf = free_link,
+) -> str:
+    """How long a step takes, and what hops add to it. One micro-batch crosses alone at the start, one at the end."""
+    hops_s, step_s = _hops_s(stages, link), best.step.step_s
+    without_hops = evaluate(
+        best.schedule, stages, num_micro_batches=num_micro_batches, in_flight=best.in_flight, clips=clips
+    )
+    added_s = step_s - without_hops.step.step_s
     text = f"{best}: {seconds_text(step_s)} a step, bubble {best.step.bubble * 100:.0f} %"
     if not any(hops_s):
         return f"{text}."
@@ -174,10 +217,10 @@ def _praise(best: Candidate, hops_s: Sequence[float], added_s: float) -> str:
     return f"{text}; {hops} add {seconds_text(added_s)}."
 
 
-def _blame(other: Candidate, best: Candidate) -> str:
+def blame(other: Candidate, best: Candidate) -> str:
     """Why it is not the other."""
     step_s, best_s = other.step.step_s, best.step.step_s
-    is_equal = abs(step_s - best_s) <= _WORTH * best_s
+    is_equal = abs(step_s - best_s) <= WORTH * best_s
     takes = f"{other} would take {'as long' if is_equal else seconds_text(step_s)}"
     if not other.fits:
         place, limit_bytes = next(iter(other.too_small.items()))

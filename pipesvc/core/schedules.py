@@ -39,6 +39,7 @@ class _Schedule:
     per_worker: Callable[[int, int, int, int], Sequence[Action]] | None = None
     sharing: Sharing = Sharing.ANY
     keeps_order: bool = False  # of each stage, also while another entry could run
+    splits: bool = False  # backwards into I and W
     trains: bool = True
 
 
@@ -52,8 +53,8 @@ _ALL: Final = (
         per_worker=interleaved,
         sharing=Sharing.ROUND,
     ),
-    _Schedule(name="ZBH1", keeps="one micro-batch for each stage", per_stage=per_stage.zero_bubble_h1),
-    _Schedule(name="ZBV", keeps="two parts for each worker", per_worker=zero_bubble_v, sharing=Sharing.V),
+    _Schedule(name="ZBH1", keeps="one micro-batch for each stage", per_stage=per_stage.zero_bubble_h1, splits=True),
+    _Schedule(name="ZBV", keeps="two parts for each worker", per_worker=zero_bubble_v, sharing=Sharing.V, splits=True),
     _Schedule(name="inference", keeps="nothing", per_stage=per_stage.inference, keeps_order=True, trains=False),
     _Schedule(name=FILE, keeps="what is written", sharing=Sharing.ROWS),
 )
@@ -94,6 +95,14 @@ def check_counts(schedule: str, *, num_micro_batches: int, in_flight: int = 0, t
         )
     if found.name == FILE:
         schedule_csv.read(text, num_micro_batches)
+
+
+def splits_backward(schedule: str, text: str = "") -> bool:
+    """Whether its lists have I and W; `text` is that of a schedule file."""
+    found = _find(schedule)
+    if found.sharing is not Sharing.ROWS:
+        return found.splits
+    return any(action.kind is ActionKind.INPUT_BACKWARD for row in schedule_csv.read(text).rows for action in row)
 
 
 def num_stages_by_default(schedule: str, num_workers: int, text: str = "") -> int:

@@ -117,17 +117,17 @@ def gradients_between(stages: Sequence[StageCost]) -> dict[Pair, int]:
 def _stage_cost(costs: Costs, first: int, end: int, device_index: int) -> StageCost:
     device, held = costs.devices[device_index], costs.layers[first:end]
     is_last = end == len(costs.layers)
-    backward_s = sum(device.times.backward_s[first:end])
+    times = device.times
+    backward_s = sum(times.backward_s[first:end])
     return StageCost(
         worker=device.worker,
         device=device.device,
         memory_bytes=device.memory_bytes,
-        forward_s=sum((*device.times.forward_s[first:end], *device.times.skip_s[first : first + 1])),
+        forward_s=sum((*times.forward_s[first:end], *times.skip_s[first : first + 1])),
         backward_s=backward_s,
-        # Executors do not split the backward yet: I is the whole of it, and W nothing.
-        input_backward_s=backward_s,
-        weight_backward_s=0.0,
-        update_s=sum(device.times.update_s[first:end]),
+        input_backward_s=sum(times.input_backward_s[first:end]) if times.input_backward_s else backward_s,
+        weight_backward_s=sum(times.weight_backward_s[first:end]),
+        update_s=sum(times.update_s[first:end]),
         weight_bytes=sum(layer.parameter_bytes for layer in held),
         gradient_bytes=sum(layer.gradient_bytes for layer in held),
         optimizer_bytes=sum(layer.optimizer_bytes for layer in held),

@@ -42,12 +42,7 @@ def inspect_layers(build: Build, *, is_whole: bool = False) -> list[LayerInfo]:
     Without a draw and without values, so that a model larger than this host can be looked at, and one that cannot be
     built in parts is refused. `is_whole` says that it will not be: then it is built as it is.
     """
-    if is_whole:
-        with same_random_state_after():
-            layers = parts_of(build())
-            refuse_lazy(layers)
-    else:
-        layers = _exact().first_pass(build, parts_of).layers
+    layers = _inspected(build, is_whole)
     counted: set[int] = set()
     # A module that is cut has marks of many stages.
     infos = [layer_info(name, layer, mark_of(layer) if name else "", counted) for name, layer in layers]
@@ -56,6 +51,21 @@ def inspect_layers(build: Build, *, is_whole: bool = False) -> list[LayerInfo]:
             info = infos[index]
             infos[index] = replace(info, shared=(*info.shared, shared_parameter(name, held.parameter)))
     return infos
+
+
+def module_names(build: Build, *, is_whole: bool = False) -> list[str]:
+    """Of all modules, as the whole model names them; built as by `inspect_layers`."""
+    return [path for name, layer in _inspected(build, is_whole) for path, _ in layer.named_modules(prefix=name)]
+
+
+def _inspected(build: Build, is_whole: bool) -> list[NamedLayer]:
+    if is_whole:
+        with same_random_state_after():
+            layers = parts_of(build())
+            refuse_lazy(layers)
+            return layers
+    found: list[NamedLayer] = _exact().first_pass(build, parts_of).layers
+    return found
 
 
 def inspect_units(model: nn.Module) -> list[LayerInfo]:

@@ -18,7 +18,7 @@ from torch import nn
 from pipesvc.core import flow_json
 from pipesvc.core.flow import Flow
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.model import malloc, skeleton
+from pipesvc.model import malloc, recompute, skeleton
 from pipesvc.model.calling import arguments_of
 from pipesvc.model.replay.inputs import Inputs
 from pipesvc.model.replay.record import record
@@ -26,6 +26,7 @@ from pipesvc.rpc.v1 import job_pb2
 from pipesvc.wire import samples
 from pipesvc.worker import data_trial
 from pipesvc.worker.executor.describe import describe
+from pipesvc.worker.executor.units import recompute_of
 from pipesvc.worker.inspection import Inspection
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -55,6 +56,8 @@ def follow(
         inputs = _streamed_inputs(job.data) if job.data.is_streamed else _first_inputs(found, job, where, give_up)
         progress.busy("following the forward of the model")
         flow = followed(model, inputs, job.strategy.boundary_names, where)
+        kept_whole = recompute.joined(model, flow, recompute_of(job.strategy))
+        flow = replace(flow, joined=(*flow.joined, *kept_whole))
     except PipesvcError as error:
         found.reason = error.at(where).details
     else:

@@ -18,10 +18,11 @@ import torch
 
 from pipesvc.core.plan import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.model import skeleton
+from pipesvc.model import recompute, skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls, data_trial
 from pipesvc.worker.executor.main import optimizer_maker
+from pipesvc.worker.executor.units import recompute_of
 from pipesvc.worker.forward_inspection import follow
 from pipesvc.worker.inspection import Inspection
 from pipesvc.worker.port_like import PortLike
@@ -69,7 +70,12 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
 
 def _layers(build: Callable[[], Any], job: job_pb2.JobSpec, where: Where) -> list[LayerInfo]:
     try:
-        return skeleton.inspect_layers(build, is_whole=is_one_stage(job))
+        layers = skeleton.inspect_layers(build, is_whole=is_one_stage(job))
+        if job.strategy.recompute_patterns:
+            recompute.refuse_unmatched(
+                skeleton.module_names(build, is_whole=is_one_stage(job)), recompute_of(job.strategy)
+            )
+        return layers
     except PipesvcError as error:
         raise error.at(where) from error.__cause__
     except Exception as cause:

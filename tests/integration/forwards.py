@@ -33,6 +33,29 @@ class Checkpointed(Plain):
         return out
 
 
+class Tower(nn.Module):
+    """Holds units, and is called as one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, h: Tensor) -> Tensor:
+        for block in self.blocks:
+            h = block(h).relu()
+        return h
+
+
+class Towering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.tower, self.head = nn.Embedding(VOCABULARY, WIDTH), Tower(), nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.tower(self.words(ids)))
+        return out
+
+
 def words() -> Iterator[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(1)
     for _ in range(16):

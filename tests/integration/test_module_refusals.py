@@ -41,13 +41,29 @@ def make_job(model: Callable[[], Any] = forwards.Plain, **changes: Any) -> pipes
             "'blocks.0'",
         ),
         (
+            make_job(strategy=pipesvc.Strategy(num_stages=2, micro_batches=4, recompute=("words", "blcks.*"))),
+            ErrorCode.INVALID_JOB,
+            "recompute has 'blcks.*', which is the name of no module",
+            "'blocks.0'",
+        ),
+        (
+            make_job(
+                forwards.Towering,
+                strategy=pipesvc.Strategy(boundaries=("tower.blocks.2",), micro_batches=4, recompute=("tower",)),
+            ),
+            ErrorCode.INVALID_PLAN,
+            "units 'tower.blocks.0' and 'tower.blocks.3' cannot lie on stages 0 and 1: both are inside 'tower', which "
+            "recompute names",
+            "'tower.*'",
+        ),
+        (
             make_job(data=pipesvc.StreamSource([], batch_size=8)),
             ErrorCode.INVALID_JOB,
             "there is none of the stream: the source gave no batch",
             "use a DataSource",
         ),
     ],
-    ids=["checkpointed", "never called", "streamed"],
+    ids=["checkpointed", "never called", "no such module", "recomputed as one", "streamed"],
 )
 def test_what_cannot_be_cut_is_refused_at_submit(
     cluster: pipesvc.Client, job: pipesvc.Job, code: ErrorCode, message: str, advice: str

@@ -64,7 +64,7 @@ class DataSpec(_message.Message):
     def __init__(self, source: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., is_streamed: _Optional[bool] = ..., yields: _Optional[_Union[Yields, str]] = ..., batch_size: _Optional[int] = ..., capacity: _Optional[int] = ..., double_buffer: _Optional[bool] = ..., drop_last: _Optional[bool] = ..., has_labels: _Optional[bool] = ..., timeout_s: _Optional[float] = ..., first: _Optional[_Union[Sample, _Mapping]] = ...) -> None: ...
 
 class StrategySpec(_message.Message):
-    __slots__ = ("is_pipelined", "micro_batches", "schedule", "num_stages", "boundaries", "placement", "allow_cpu_for_gpu", "in_flight", "boundary_names", "schedule_text")
+    __slots__ = ("is_pipelined", "micro_batches", "schedule", "num_stages", "boundaries", "placement", "allow_cpu_for_gpu", "in_flight", "boundary_names", "schedule_text", "recomputes_all", "recompute_patterns", "compiles")
     class PlacementEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,9 @@ class StrategySpec(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_NAMES_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_TEXT_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTES_ALL_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_PATTERNS_FIELD_NUMBER: _ClassVar[int]
+    COMPILES_FIELD_NUMBER: _ClassVar[int]
     is_pipelined: bool
     micro_batches: int
     schedule: str
@@ -92,7 +95,10 @@ class StrategySpec(_message.Message):
     in_flight: int
     boundary_names: _containers.RepeatedScalarFieldContainer[str]
     schedule_text: str
-    def __init__(self, is_pipelined: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., schedule: _Optional[str] = ..., num_stages: _Optional[int] = ..., boundaries: _Optional[_Iterable[int]] = ..., placement: _Optional[_Mapping[str, str]] = ..., allow_cpu_for_gpu: _Optional[bool] = ..., in_flight: _Optional[int] = ..., boundary_names: _Optional[_Iterable[str]] = ..., schedule_text: _Optional[str] = ...) -> None: ...
+    recomputes_all: bool
+    recompute_patterns: _containers.RepeatedScalarFieldContainer[str]
+    compiles: bool
+    def __init__(self, is_pipelined: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., schedule: _Optional[str] = ..., num_stages: _Optional[int] = ..., boundaries: _Optional[_Iterable[int]] = ..., placement: _Optional[_Mapping[str, str]] = ..., allow_cpu_for_gpu: _Optional[bool] = ..., in_flight: _Optional[int] = ..., boundary_names: _Optional[_Iterable[str]] = ..., schedule_text: _Optional[str] = ..., recomputes_all: _Optional[bool] = ..., recompute_patterns: _Optional[_Iterable[str]] = ..., compiles: _Optional[bool] = ...) -> None: ...
 
 class JobSpec(_message.Message):
     __slots__ = ("name", "model", "loss", "optimizer", "weight", "data", "strategy", "epochs", "max_steps", "seed", "clip_norm", "check_finite", "worker_wait_s", "build_timeout_s", "step_timeout_s", "python_version", "torch_version", "bundle_sha256")

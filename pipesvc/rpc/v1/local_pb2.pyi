@@ -291,7 +291,7 @@ class Trace(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ...) -> None: ...
 
 class LayerProfile(_message.Message):
-    __slots__ = ("layer", "gradient_bytes", "optimizer_bytes", "activation_bytes", "output_bytes", "output_gradient_bytes", "forward_s", "backward_s", "update_s", "skip_s")
+    __slots__ = ("layer", "gradient_bytes", "optimizer_bytes", "activation_bytes", "output_bytes", "output_gradient_bytes", "forward_s", "backward_s", "update_s", "input_backward_s", "weight_backward_s", "skip_s")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +301,8 @@ class LayerProfile(_message.Message):
     FORWARD_S_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
     UPDATE_S_FIELD_NUMBER: _ClassVar[int]
+    INPUT_BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
     SKIP_S_FIELD_NUMBER: _ClassVar[int]
     layer: LayerInfo
     gradient_bytes: int
@@ -311,8 +313,10 @@ class LayerProfile(_message.Message):
     forward_s: float
     backward_s: float
     update_s: float
+    input_backward_s: float
+    weight_backward_s: float
     skip_s: float
-    def __init__(self, layer: _Optional[_Union[LayerInfo, _Mapping]] = ..., gradient_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., output_gradient_bytes: _Optional[int] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., update_s: _Optional[float] = ..., skip_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, layer: _Optional[_Union[LayerInfo, _Mapping]] = ..., gradient_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., output_gradient_bytes: _Optional[int] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., update_s: _Optional[float] = ..., input_backward_s: _Optional[float] = ..., weight_backward_s: _Optional[float] = ..., skip_s: _Optional[float] = ...) -> None: ...
 
 class DeviceProfile(_message.Message):
     __slots__ = ("device", "memory_bytes", "micro_batch_rows", "layers", "flow_json")

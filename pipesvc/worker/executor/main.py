@@ -11,6 +11,7 @@ from torch import nn
 
 from pipesvc.core.edges import edges_of
 from pipesvc.core.plan import Plan
+from pipesvc.core.schedules import splits_backward
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model import malloc
 from pipesvc.model.fingerprint import numeric_fingerprint
@@ -21,6 +22,7 @@ from pipesvc.worker.executor.parts import make_programs
 from pipesvc.worker.executor.runtime import Runtime, Settings
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
+from pipesvc.worker.executor.units import recompute_of
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -68,6 +70,9 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
             seed=job.seed,
             loss=loss,
             check_finite=job.check_finite,
+            splits_backward=splits_backward(plan.schedule, plan.schedule_text),
+            recompute=recompute_of(job.strategy),
+            compiles=job.strategy.compiles,
         )
         for stage in plan.stages_of(worker)
     ]

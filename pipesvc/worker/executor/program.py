@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pipesvc.core import seeds
 from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.model.deferral import Deferral
 from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.user_errors import user_error
@@ -38,6 +39,10 @@ class Forwarded:
 
 class StageProgram(Protocol):
     """A stage's part of the model. Names are those of the unsplit model."""
+
+    @property
+    def deferral(self) -> Deferral:
+        """What of a backward may wait for W."""
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Each parameter once, under its first name, in the model's order; not what an earlier stage owns."""

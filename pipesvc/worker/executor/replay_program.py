@@ -24,6 +24,7 @@ from pipesvc.worker import absent
 from pipesvc.worker.executor.describe import describe
 from pipesvc.worker.executor.program import Forwarded, Gradients, Parcels, failed, seed_for_loss
 from pipesvc.worker.executor.spec import StageSpec
+from pipesvc.worker.executor.units import prepare
 
 
 class ReplayProgram:
@@ -37,6 +38,10 @@ class ReplayProgram:
         _refuse_unknown_state(model)
         _move(model, frozenset(parameters_of(flow, ends, spec.index)), spec.device)
         self.replay = StageReplay(model, flow, ends, spec.index, spec.device, seed=spec.seed)
+        part = self.replay.part
+        own = {name: unit for name, unit in part.units.items() if part.stage_of[name] == spec.index}
+        # Other stages, which use the tied ones too, wait for their gradients.
+        self.deferral = prepare(spec, own, list(part.tied.parameters.values()))
         values, gradients = transfers(flow, ends), gradient_transfers(flow, ends)
         self._receives = {maker: keys for (maker, user), keys in values.items() if user == spec.index}
         self._collects = {sender: keys for (sender, receiver), keys in gradients.items() if receiver == spec.index}

@@ -21,6 +21,7 @@ from pipesvc.worker.executor.describe import describe
 from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.program import Forwarded, Gradients, Parcels, failed, seed_generators
 from pipesvc.worker.executor.spec import StageSpec
+from pipesvc.worker.executor.units import prepare
 
 # None where the parcel has no tensor.
 Arrivals = list[Arrival | None]
@@ -62,6 +63,8 @@ class SequenceProgram:
                     seen.add(id(parameter))
                     self._parameters[name] = parameter
                     self._places[name] = index
+        # Other stages, which use the tied ones too, wait for their gradients.
+        self.deferral = prepare(spec, dict(self.layers), list(self._tied.parameters.values()))
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return dict(self._parameters)

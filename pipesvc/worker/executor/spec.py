@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from pipesvc.model.recompute import Recompute
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +22,10 @@ class StageSpec:
     seed: int
     loss: Callable[..., Any] | None
     check_finite: bool
+    # Backwards run as I and W.
+    splits_backward: bool = False
+    recompute: Recompute = field(default_factory=Recompute)
+    compiles: bool = False
 
     @property
     def is_last(self) -> bool:

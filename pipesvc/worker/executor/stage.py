@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.errors import Where
+from pipesvc.model.deferral import Late
 from pipesvc.worker.executor import losses, norms
 from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.program import Gradients, Parcels, StageProgram, failed
@@ -48,13 +49,13 @@ class Stage:
         # An optimizer refuses an empty list, and a stage without parameters has nothing to update.
         self._optimizer = make_optimizer(self.trainable) if self.trainable else None
         self._live: dict[int, _Live] = {}
-        # Micro-batches between I and W, which count as alive.
-        self._half_done: set[int] = set()
+        # Of micro-batches between I and W, which count as alive.
+        self._late: dict[int, Late] = {}
         self._losses: dict[int, Tensor] = {}
 
     @property
     def num_live(self) -> int:
-        return len(self._live) + len(self._half_done)
+        return len(self._live) + len(self._late)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Each parameter that this stage owns once, under its first name in the unsplit model's state dict."""
@@ -77,6 +78,12 @@ class Stage:
 
     def backward(self, step: int, micro_batch: int, gradients: Parcels, share: float) -> Gradients:
         """Receiver -> its gradients. `gradients` came from later stages; the last stage begins with its loss."""
+        found = self.input_backward(step, micro_batch, gradients, share)
+        self.weight_backward(micro_batch)
+        return found
+
+    def input_backward(self, step: int, micro_batch: int, gradients: Parcels, share: float) -> Gradients:
+        """The same, but for what of the weights' gradients can wait for `weight_backward`."""
         live = self._live.pop(micro_batch)
         where = Where(step=step, stage=self.spec.index, micro_batch=micro_batch)
         loss = live.loss
@@ -86,18 +93,20 @@ class Stage:
         if loss is not None and self.spec.check_finite:
             losses.refuse_not_finite(loss, where)
         try:
-            return live.backward(gradients, None if loss is None else loss * share)
+            with self._program.deferral.collecting() as late:
+                found = live.backward(gradients, None if loss is None else loss * share)
         except (Exception, KeyboardInterrupt) as cause:
             raise failed("backward", cause, where) from cause
-
-    def input_backward(self, step: int, micro_batch: int, gradients: Parcels, share: float) -> Gradients:
-        """The whole backward, for now: it is not split yet."""
-        self._half_done.add(micro_batch)
-        return self.backward(step, micro_batch, gradients, share)
+        self._late[micro_batch] = late
+        return found
 
     def weight_backward(self, micro_batch: int) -> None:
-        """Nothing is left to compute; the micro-batch counts as alive until here, as it will when there is."""
-        self._half_done.remove(micro_batch)
+        """The micro-batch counts as alive until here: what the gradients are made of is kept."""
+        try:
+            self._late.pop(micro_batch).accumulate()
+        except (Exception, KeyboardInterrupt) as cause:
+            where = Where(stage=self.spec.index, micro_batch=micro_batch)
+            raise failed("backward of the weights", cause, where) from cause
 
     def parameter_norms(self) -> list[Tensor] | None:
         return norms.parameter_norms(self.trainable, self._places)
@@ -114,6 +123,7 @@ class Stage:
                 where = Where(step=step, stage=self.spec.index)
                 raise failed(doing, cause, where) from cause
             self._optimizer.zero_grad(set_to_none=True)
+        self._program.deferral.settle()
 
     def take_loss(self, shares: Sequence[float]) -> float | None:
         """The step's loss, the shares of its micro-batches added in ascending order; None but on the last stage."""

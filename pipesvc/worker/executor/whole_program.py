@@ -11,11 +11,13 @@ from pipesvc.errors import Where
 from pipesvc.model.calling import arguments_of
 from pipesvc.model.replay import nest
 from pipesvc.model.replay.randomness import Streams
+from pipesvc.model.replay.units import units_of
 from pipesvc.wire import tree
 from pipesvc.wire.links import FEEDER
 from pipesvc.worker.executor.describe import describe
 from pipesvc.worker.executor.program import Forwarded, Gradients, Parcels, failed, seed_for_loss
 from pipesvc.worker.executor.spec import StageSpec
+from pipesvc.worker.executor.units import prepare
 
 
 class WholeProgram:
@@ -29,6 +31,7 @@ class WholeProgram:
         self._spec = spec
         self._model = model
         self._streams = Streams(model, random_modules, spec.device)
+        self.deferral = prepare(spec, units_of(model) or {"": model})
         self._places = {name: place for place, (name, _) in enumerate(model.named_parameters())}
 
     def named_parameters(self) -> dict[str, nn.Parameter]:

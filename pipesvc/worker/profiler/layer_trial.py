@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from pipesvc.model.deferral import Deferral
 from pipesvc.worker.data_trial import parcel_of
 from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.program import Parcels
@@ -42,6 +43,8 @@ class LayerTrial:
 
     forward_s: float
     backward_s: float
+    input_backward_s: float
+    weight_backward_s: float
     update_s: float
     gradient_bytes: int
     optimizer_bytes: int
@@ -103,11 +106,17 @@ def try_layer(
     received = stage.backward(STEP, 0, gradients, 1.0).get(before, [])
     gradient_bytes = kept_bytes.gradient_bytes(stage.trainable, num_micro_batches)
     update_s = time_updates(stage, budget_s / 5)
-    forward_s, backward_s = time_passes(stage, fresh, labels, gradients, num_micro_batches, budget_s)
+    given = fresh, labels, gradients, num_micro_batches
+    forward_s, backward_s, _ = time_passes(stage, *given, budget_s / 2)
+    split = replace(spec, splits_backward=True)
+    program = SequenceProgram(split, (layer,))
+    halves_s = time_halves(Stage(split, program, make), program.deferral, *given, budget_s / 2) or (backward_s, 0.0)
     kept = saved.keys() | carried
     return LayerTrial(
         forward_s=forward_s,
         backward_s=backward_s,
+        input_backward_s=halves_s[0],
+        weight_backward_s=halves_s[1],
         update_s=update_s,
         gradient_bytes=gradient_bytes,
         optimizer_bytes=kept_bytes.optimizer_bytes(made[0] if made else None),
@@ -149,15 +158,16 @@ def time_passes(
     num_micro_batches: int,
     budget_s: float,
     watch: Stopwatch | None = None,
-) -> tuple[float, float]:
-    """Forward and backward; gradients add up over the micro-batches of a step, as they will.
+) -> list[float]:
+    """Forward, backward (or I) and W; gradients add up over the micro-batches of a step, as they will.
 
     Forward is what comes after `watch` has begun: a program may do something before that does not count.
     """
     device, num_passes = stage.spec.device, 0
     watch = watch or Stopwatch(device)
+    backward = stage.input_backward if stage.spec.splits_backward else stage.backward
 
-    def both() -> tuple[float, float]:
+    def all_passes() -> tuple[float, float, float]:
         nonlocal num_passes
         if num_passes % num_micro_batches == 0:
             for each in stage.trainable:
@@ -167,11 +177,33 @@ def time_passes(
         watch.start()
         stage.forward(STEP, 0, given, labels)
         middle_s = _now_s(device)
-        stage.backward(STEP, 0, gradients, 1.0)
-        return middle_s - watch.began_s, _now_s(device) - middle_s
+        backward(STEP, 0, gradients, 1.0)
+        end_s = _now_s(device)
+        if stage.spec.splits_backward:
+            stage.weight_backward(0)
+        return middle_s - watch.began_s, end_s - middle_s, _now_s(device) - end_s
 
-    forward_s, backward_s = _medians(both, PASSES_WINDOW_S, budget_s)
-    return forward_s, backward_s
+    return _medians(all_passes, PASSES_WINDOW_S, budget_s)
+
+
+def time_halves(
+    stage: Stage,
+    deferral: Deferral,
+    inputs: Parcels,
+    labels: Parcel | None,
+    gradients: Parcels,
+    num_micro_batches: int,
+    budget_s: float,
+    watch: Stopwatch | None = None,
+) -> tuple[float, float] | None:
+    """I and W of a stage that splits; None where nothing of it can wait for W. Its modules are changed for good."""
+    given = inputs, labels, gradients, num_micro_batches
+    time_passes(stage, *given, 0.0, watch)  # finds out what can
+    deferral.settle()
+    if not deferral.num_split:
+        return None
+    _, input_s, weight_s = time_passes(stage, *given, budget_s, watch)
+    return input_s, weight_s
 
 
 def _medians(measure: Callable[[], Sequence[float]], window_s: float, budget_s: float) -> list[float]:

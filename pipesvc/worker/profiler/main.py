@@ -226,5 +226,7 @@ def _message(layer: LayerInfo, trial: LayerTrial) -> local_pb2.LayerProfile:
         output_bytes=kept_bytes.num_bytes(trial.output.leaves),
         forward_s=trial.forward_s,
         backward_s=trial.backward_s,
+        input_backward_s=trial.input_backward_s,
+        weight_backward_s=trial.weight_backward_s,
         update_s=trial.update_s,
     )

@@ -32,6 +32,7 @@ from pipesvc.worker.profiler.layer_trial import (
     Stopwatch,
     at_rest,
     copied,
+    time_halves,
     time_passes,
     time_updates,
 )
@@ -52,6 +53,8 @@ class PieceTrial:
 
     forward_s: float
     backward_s: float
+    input_backward_s: float
+    weight_backward_s: float
     update_s: float
     skip_s: float  # before the piece begins
     gradient_bytes: int
@@ -122,14 +125,16 @@ class PieceTrials:
         update_s = time_updates(stage, self._budget_s / 5)
         watch = Stopwatch(spec.device)
         program.replay.on_begin = watch.begin
-        forward_s, backward_s = time_passes(
-            stage, fresh, labels, gradients, self._num_micro_batches, self._budget_s, watch
-        )
+        given = fresh, labels, gradients, self._num_micro_batches, self._budget_s / 2
+        forward_s, backward_s, _ = time_passes(stage, *given, watch)
+        halves_s = self._halves(spec, model, make, *given) or (backward_s, 0.0)
         for parameter in stage.trainable:
             parameter.grad = None
         found = PieceTrial(
             forward_s=forward_s,
             backward_s=backward_s,
+            input_backward_s=halves_s[0],
+            weight_backward_s=halves_s[1],
             update_s=update_s,
             skip_s=watch.skip_s,
             gradient_bytes=gradient_bytes,
@@ -138,6 +143,15 @@ class PieceTrials:
         )
         self._forget(piece.index, saved.keys() | self._carried)
         return found
+
+    def _halves(
+        self, spec: StageSpec, model: nn.Module, make: MakeOptimizer, *given: Any
+    ) -> tuple[float, float] | None:
+        split = replace(spec, splits_backward=True)
+        program = ReplayProgram(split, model, self._flow, self._ends)
+        watch = Stopwatch(spec.device)
+        program.replay.on_begin = watch.begin
+        return time_halves(Stage(split, program, make), program.deferral, *given, watch=watch)
 
     def _received(self, index: int) -> dict[int, Parcel]:
         found = {FEEDER: copied(self._inputs)}

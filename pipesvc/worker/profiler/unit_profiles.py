@@ -31,6 +31,8 @@ def add_units(
                 output_gradient_bytes=output_gradient_bytes,
                 forward_s=trial.forward_s / num_units,
                 backward_s=trial.backward_s / num_units,
+                input_backward_s=trial.input_backward_s / num_units,
+                weight_backward_s=trial.weight_backward_s / num_units,
                 update_s=trial.update_s / num_units,
                 skip_s=trial.skip_s,
             )

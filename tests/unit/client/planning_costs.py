@@ -33,12 +33,16 @@ def layers(marks: tuple[str, ...] = ()) -> tuple[LayerCost, ...]:
     )
 
 
-def device(worker: str, slowness: float = 1.0, *, device: str = "cpu", memory_bytes: int = 0) -> DeviceCost:
-    """10 ms forward, 20 ms backward and 1 ms update a layer, times the slowness."""
+def device(
+    worker: str, slowness: float = 1.0, *, device: str = "cpu", memory_bytes: int = 0, weight_s: float = 0.0
+) -> DeviceCost:
+    """10 ms forward, 20 ms backward (of it `weight_s` in W) and 1 ms update a layer, times the slowness."""
     times = LayerTimes(
         forward_s=(0.01 * slowness,) * NUM_LAYERS,
         backward_s=(0.02 * slowness,) * NUM_LAYERS,
         update_s=(0.001 * slowness,) * NUM_LAYERS,
+        input_backward_s=((0.02 - weight_s) * slowness,) * NUM_LAYERS,
+        weight_backward_s=(weight_s * slowness,) * NUM_LAYERS,
     )
     return DeviceCost(worker=worker, device=device, times=times, memory_bytes=memory_bytes)
 

@@ -76,6 +76,8 @@ FIELDS: list[tuple[Make, str, Sequence[object]]] = [
     *((Strategy, name, NO_COUNT) for name in ("micro_batches", "num_stages", "in_flight")),
     (Strategy, "boundaries", (*NO_BOUNDARIES, *((each,) for each in NO_BOUNDARY))),
     (Strategy, "placement", NO_PLACEMENT),
+    (Strategy, "recompute", (3, None, {"a"}, "a", b"a", np.True_, [None], *([each] for each in NO_NAME))),
+    (Strategy, "compile", NO_FLAG),
     (Strategy, "schedule", NO_SCHEDULE),
     (job, "check_finite", NO_FLAG),
     *((job, name, NO_COUNT) for name in ("epochs", "max_steps")),

@@ -173,3 +173,29 @@ def test_the_bounds_are_those_of_the_coordinator() -> None:
     with pytest.raises(PipesvcError, match=r"from 1 to 65536\. It counts whole batches") as caught:
         DataSource(reader, batch_size=8, capacity=MAX_CAPACITY + 1)
     assert caught.value.code is ErrorCode.INVALID_JOB
+
+
+SPLIT_TEXT = "0F0,0I0,0W0\n1F0,1B0\n"
+
+
+@pytest.mark.parametrize("schedule", ["ZBH1", "zbv"])
+def test_n06_compiled_modules_are_not_split(schedule: str) -> None:
+    with pytest.raises(PipesvcError, match=f"{schedule} splits backwards into I and W, and compile=True") as caught:
+        Strategy(schedule=schedule, compile=True)
+    assert "Use 1F1B, GPipe or Interleaved1F1B" in str(caught.value)
+    assert Strategy(schedule="auto", compile=True).compile
+
+
+def test_n06_nor_by_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "split.csv"
+    path.write_text(SPLIT_TEXT)
+    with pytest.raises(PipesvcError, match="the schedule file splits backwards into I and W"):
+        Strategy(schedule=ScheduleFile(path), compile=True)
+    path.write_text(SPLIT_TEXT.replace("0I0,0W0", "0B0"))
+    assert Strategy(schedule=ScheduleFile(path), compile=True).compile
+
+
+def test_compiled_modules_are_recomputed_whole() -> None:
+    with pytest.raises(PipesvcError, match="recompute names modules inside them"):
+        Strategy(recompute=("blocks.*",), compile=True)
+    assert Strategy(recompute=True, compile=True).recompute is True

@@ -52,6 +52,18 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert pipesvc.read_plan is read_plan
 
 
+@pytest.mark.parametrize("recompute", [True, ("blocks.*", "head")])
+def test_how_modules_are_run_is_read_back(tmp_path: Path, recompute: bool | tuple[str, ...]) -> None:
+    strategy = Strategy(micro_batches=8, recompute=recompute, compile=recompute is True)
+    assert _read(tmp_path, plan_file_text(strategy, REPORT)) == strategy
+
+
+def test_a_file_of_before_there_was_recompute_is_read(tmp_path: Path) -> None:
+    document = _document()
+    del document["strategy"]["recompute"], document["strategy"]["compile"]
+    assert _read(tmp_path, document) == STRATEGY
+
+
 def test_every_field_of_a_strategy_is_in_the_file() -> None:
     assert {field.name for field in fields(Strategy)} == set(_TYPES)
 
@@ -78,6 +90,8 @@ def test_an_edit_is_what_is_read(tmp_path: Path) -> None:
         ({"micro_batches": True}, ["strategy.micro_batches is True"]),
         ({"boundaries": "auto"}, ["strategy.boundaries is 'auto'; it must be a list"]),
         ({"boundaries": [1.5]}, ["strategy.boundaries is [1.5]"]),
+        ({"recompute": "blocks.*"}, ["strategy.recompute is 'blocks.*'; it must be true, false or a list of patterns"]),
+        ({"compile": 1}, ["strategy.compile is 1"]),
         ({"placement": []}, ["strategy.placement is []"]),
         ({"in_fligth": 3}, ["strategy.in_fligth is not a field", "in_flight"]),
         ({"micro_batches": None, "schedule": 1}, ["strategy.micro_batches is None", "strategy.schedule is 1"]),

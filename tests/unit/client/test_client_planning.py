@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipesvc.client.job import ScheduleFile
+from pipesvc.client.job import ScheduleFile, Strategy
 from pipesvc.client.plan_view import plan_text
 from pipesvc.client.planning import Crew, crew_of, plan_job, strategy_of
 from pipesvc.client.spec import make_submission, measurable
@@ -50,6 +51,7 @@ def test_the_strategy_of_a_plan_gives_that_plan_again() -> None:
 
 _FIELDS = (
     "pipeline", "micro_batches", "schedule", "num_stages", "boundaries", "placement", "allow_cpu_for_gpu", "in_flight",
+    "recompute", "compile",
 )  # fmt: skip
 
 
@@ -171,3 +173,41 @@ def test_schedules_of_several_stages_on_a_worker_are_planned(schedule: str) -> N
     planned = plan_job(job(schedule=schedule, micro_batches=8), TWO, crew("a", "b"))
     assert planned.report.step_s > 0
     assert {place.worker for place in planned.report.places} == {"a", "b"}
+
+
+SPLIT = costs(device("a", weight_s=0.01), device("b", weight_s=0.01))
+
+
+@pytest.mark.parametrize("cut", [{"boundaries": "auto"}, {"boundaries": "uniform"}, {}, {"num_stages": 4}])
+def test_an_open_schedule_takes_two_stages_on_each_worker_where_that_is_fastest(cut: dict[str, Any]) -> None:
+    planned = plan_job(job(schedule="auto", **cut), SPLIT, crew("a", "b"))
+    assert planned.report.schedule == "ZBV"
+    assert [stage.worker for stage in planned.plan.stages] == ["a", "b", "b", "a"]
+    assert planned.report.reasons[0].startswith("ZBV: ")
+    assert "1F1B with layers" in planned.report.runner_up or cut == {"num_stages": 4}
+    again = plan_job(job(**_fields(planned.strategy)), SPLIT, crew("a", "b"))
+    assert again.plan == planned.plan
+
+
+def _fields(strategy: Strategy) -> dict[str, Any]:
+    names = ("micro_batches", "schedule", "boundaries", "placement", "num_stages", "in_flight")
+    return {name: getattr(strategy, name) for name in names}
+
+
+def test_a_strategy_keeps_how_its_modules_are_run() -> None:
+    planned = plan_job(job(boundaries="auto", recompute=("block1",)), SPLIT, crew("a", "b"))
+    assert planned.strategy.recompute == ("block1",)
+
+
+@pytest.mark.parametrize("cut", [{"boundaries": "auto"}, {"num_stages": 2}, {"num_stages": 4}])
+def test_what_is_compiled_is_not_split(cut: dict[str, Any]) -> None:
+    planned = plan_job(job(schedule="auto", compile=True, **cut), SPLIT, crew(*"abcd"))
+    assert planned.report.schedule in ("1F1B", "GPipe", "Interleaved1F1B")
+
+
+def test_marks_and_places_say_which_worker_holds_what() -> None:
+    placement = {"stage:0": "a", "stage:1": "b"}
+    planned = plan_job(job(schedule="auto", boundaries=(3,), placement=placement), SPLIT, crew("a", "b"))
+    assert planned.plan.num_stages == 2
+    marked = costs(device("a", weight_s=0.01), device("b", weight_s=0.01), marks=("cpu:x",) * 3 + ("cpu:y",) * 3)
+    assert plan_job(job(schedule="auto"), marked, crew("a", "b")).plan.num_stages == 2

@@ -50,6 +50,8 @@ def _full_job(user: object) -> Job:
             placement={"stage:0": "w"},
             allow_cpu_for_gpu=True,
             in_flight=3,
+            recompute=True,
+            compile=True,
         ),
         epochs=2,
         max_steps=9,
@@ -67,7 +69,14 @@ def _full_job(user: object) -> Job:
 def test_every_field_of_the_message_is_filled(user: object) -> None:
     submission = make_submission(_full_job(user))
     spec = submission.spec
-    not_for_this_job = {"num_stages", "is_streamed", "double_buffer", "boundary_names", "schedule_text"}
+    not_for_this_job = {
+        "recompute_patterns",
+        "num_stages",
+        "is_streamed",
+        "double_buffer",
+        "boundary_names",
+        "schedule_text",
+    }
     for message in (spec, spec.data, spec.strategy):
         for field in message.DESCRIPTOR.fields:
             if field.name not in not_for_this_job:
@@ -81,6 +90,11 @@ def test_every_field_of_the_message_is_filled(user: object) -> None:
         dataclasses.replace(_full_job(user), strategy=Strategy(boundaries=("head",), micro_batches=4))
     ).spec
     assert list(named.strategy.boundary_names) == ["head"]
+    assert not named.strategy.recomputes_all
+    patterns = Strategy(recompute=("blocks.*", "head"), micro_batches=4)
+    assert list(
+        make_submission(dataclasses.replace(_full_job(user), strategy=patterns)).spec.strategy.recompute_patterns
+    ) == ["blocks.*", "head"]
     assert not named.strategy.boundaries
     assert dict(spec.strategy.placement) == {"stage:0": "w"}
     assert zipfile.ZipFile(io.BytesIO(submission.bundle.data)).namelist() == ["spec_user_module.py"]

@@ -55,6 +55,16 @@ def profile(*names: str, memory_bytes: int = 0, activation_bytes: int = 1) -> lo
     return local_pb2.DeviceProfile(device="cpu", memory_bytes=memory_bytes, micro_batch_rows=4, layers=layers)
 
 
+def test_halves_of_a_backward_are_costs_where_they_were_measured() -> None:
+    """A worker of an earlier version sends none."""
+    found = profile("a", "b")
+    assert device_part("w", found).devices[0].times.weight_backward_s == ()
+    for layer in found.layers:
+        layer.input_backward_s, layer.weight_backward_s = 0.25, 0.0
+    times = device_part("w", found).devices[0].times
+    assert (times.input_backward_s, times.weight_backward_s) == ((0.25, 0.25), (0.0, 0.0))
+
+
 @pytest.mark.parametrize("change", KEPT)
 def test_what_changes_no_cost_changes_no_key(change: Callable[[job_pb2.JobSpec], None]) -> None:
     job = make_job()

@@ -187,6 +187,21 @@ def test_a_step_has_a_limit_that_names_stage_and_worker() -> None:
     assert (error.code, error.stage, error.step, error.worker) == ("STEP_TIMED_OUT", 1, 1, "b")
 
 
+def test_the_first_step_of_a_compiled_model_may_also_take_as_long_as_building() -> None:
+    world = two_workers()
+    world.workers["b"].mute.add("applied")
+    job = make_job()
+    job.strategy.compiles = True
+    world.submit(job=job)
+    world.pass_time(40.2)
+    assert world.state() == "RUNNING"
+    world.pass_time(60.2)
+    error = world.run().error
+    assert error.code == "STEP_TIMED_OUT"
+    assert "within 100 s" in error.message
+    assert "compile=True: compiling is part of a step" in error.message
+
+
 def test_f16_a_feeder_without_a_word_has_a_limit() -> None:
     world = two_workers()
     world.workers["a"].mute |= {"batch", "end"}

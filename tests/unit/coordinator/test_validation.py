@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,10 @@ def without_source(job: job_pb2.JobSpec) -> None:
     job.data.ClearField("source")
 
 
+def with_strategy(**changes: Any) -> Callable[[job_pb2.JobSpec], None]:
+    return lambda job: job.strategy.MergeFrom(job_pb2.StrategySpec(**changes))
+
+
 def with_schedule(name: str, text: str) -> Callable[[job_pb2.JobSpec], None]:
     def spoil(job: job_pb2.JobSpec) -> None:
         job.strategy.schedule, job.strategy.schedule_text = name, text
@@ -42,6 +47,18 @@ def with_schedule(name: str, text: str) -> Callable[[job_pb2.JobSpec], None]:
         (with_schedule("file", "0F0,0F1,0B1,0B0"), "row 1, column 4: 0B0 comes after 0B1: Micro-batches of a stage"),
         (with_schedule("1F1B", "0F0,0B0"), "the schedule is '1F1B' and has the text of a file"),
         (with_schedule("inference", ""), "choose one of naive, GPipe, 1F1B"),
+        (
+            with_strategy(recomputes_all=True, recompute_patterns=["a"]),
+            "for all modules and by patterns: one of the two",
+        ),
+        (
+            with_strategy(compiles=True, recompute_patterns=["a"]),
+            "compile and patterns of recompute exclude each other",
+        ),
+        (
+            with_strategy(compiles=True, schedule="ZBH1"),
+            "the schedule ZBH1 splits backwards into I and W, and compile makes them whole",
+        ),
         (lambda job: setattr(job.strategy, "micro_batches", 0), "micro_batches is 0"),
         (
             lambda job: (job.strategy.boundaries.append(1), job.strategy.boundary_names.append("a")),

@@ -41,7 +41,14 @@ LINKS = st.builds(LinkCost, latency_s=SECONDS, bytes_per_s=st.floats(min_value=1
 
 def devices(num_layers: int) -> st.SearchStrategy[DeviceCost]:
     column = st.lists(SECONDS, min_size=num_layers, max_size=num_layers).map(tuple)
-    times = st.builds(LayerTimes, forward_s=column, backward_s=column, update_s=column)
+    times = st.builds(
+        LayerTimes,
+        forward_s=column,
+        backward_s=column,
+        update_s=column,
+        input_backward_s=column | st.just(()),
+        weight_backward_s=column | st.just(()),
+    )
     return st.builds(DeviceCost, worker=NAMES, device=NAMES, times=times, memory_bytes=SIZES)
 
 
@@ -73,6 +80,9 @@ def _changed(**changes: Any) -> str:
     return json.dumps({**json.loads(to_json(COSTS)), **changes})
 
 
+UNMEASURED: dict[str, list[float]] = {"skip_s": [], "input_backward_s": [], "weight_backward_s": []}
+
+
 def _device(**changes: Any) -> dict[str, Any]:
     device: dict[str, Any] = json.loads(to_json(COSTS))["devices"][0]
     return {**device, **changes}
@@ -98,11 +108,11 @@ def _link(**changes: Any) -> dict[str, Any]:
         (_changed(devices=[_device(times=[])]), "no object for a LayerTimes"),
         (_changed(devices=[_device(worker=1)]), "wrong value for worker of a DeviceCost: 1"),
         (
-            _changed(devices=[_device(times={"forward_s": [1, "2"], "backward_s": [], "update_s": [], "skip_s": []})]),
+            _changed(devices=[_device(times={"forward_s": [1, "2"], "backward_s": [], "update_s": [], **UNMEASURED})]),
             "forward_s",
         ),
         (
-            _changed(devices=[_device(times={"forward_s": [1, None], "backward_s": [], "update_s": [], "skip_s": []})]),
+            _changed(devices=[_device(times={"forward_s": [1, None], "backward_s": [], "update_s": [], **UNMEASURED})]),
             "forward_s",
         ),
         (_changed(links=[{"latency_s": 0.0}]), "a link without sender or receiver"),
@@ -118,3 +128,13 @@ def test_a_wrong_text_is_refused_by_the_name_of_the_field(text: str, said: str) 
         from_json(text)
     assert caught.value.code is ErrorCode.INVALID_PLAN
     assert said in str(caught.value)
+
+
+def test_costs_of_before_backwards_were_split_are_refused_by_name() -> None:
+    """So a coordinator measures again what it has kept (see `profile_store`)."""
+    times = {"forward_s": [1.0, 1.0], "backward_s": [2.0, 2.0], "update_s": [0.0, 0.0]}
+    with pytest.raises(PipesvcError, match="differs from a LayerTimes in input_backward_s, weight_backward_s"):
+        from_json(_changed(devices=[_device(times=times)]))
+    assert from_json(_changed(devices=[_device(times=times | UNMEASURED)])).devices[0].times.input_backward_s == ()
+    with pytest.raises(PipesvcError, match="has 1 values in weight_backward_s of a/cpu and 2 layers"):
+        from_json(_changed(devices=[_device(times=times | UNMEASURED | {"weight_backward_s": [1.0]})]))

@@ -147,3 +147,39 @@ def test_no_cap_that_fits_is_much_faster(
 )
 def test_seconds(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
+
+
+def _split_stages(num_stages: int, input_s: float, weight_s: float, owners: str = "abcd") -> list[StageCost]:
+    return [
+        StageCost(
+            worker=owners[stage],
+            forward_s=0.1,
+            backward_s=0.2,
+            input_backward_s=input_s,
+            weight_backward_s=weight_s,
+            activation_bytes=GIB,
+        )
+        for stage in range(num_stages)
+    ]
+
+
+def test_a_split_backward_wins_where_it_gains_more_than_it_costs() -> None:
+    free = choose_schedule(_split_stages(4, 0.1, 0.1), num_micro_batches=8)
+    assert free.best.schedule == "ZBH1"
+    assert free.best.step.step_s < 0.9 * evaluate("1F1B", _split_stages(4, 0.1, 0.1), num_micro_batches=8).step.step_s
+    dear = choose_schedule(_split_stages(4, 0.13, 0.13), num_micro_batches=8)
+    assert dear.best.schedule == "1F1B"
+
+
+def test_a_split_backward_of_which_nothing_can_wait_is_not_tried() -> None:
+    found = choose_schedule(_split_stages(4, 0.2, 0.0), num_micro_batches=8)
+    assert (found.best.schedule, found.runner_up.schedule) == ("1F1B", "GPipe")
+
+
+@pytest.mark.parametrize(
+    ("owners", "weight_s", "schedule"),
+    [("abba", 0.1, "ZBV"), ("abcdabcd", 0.0, "Interleaved1F1B"), ("aabb", 0.0, "1F1B")],
+)
+def test_several_stages_on_a_worker_have_schedules_of_their_own(owners: str, weight_s: float, schedule: str) -> None:
+    found = choose_schedule(_split_stages(len(owners), 0.2 - weight_s, weight_s, owners), num_micro_batches=8)
+    assert found.best.schedule == schedule

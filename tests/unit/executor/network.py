@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from pipesvc.core import seeds, split
 from pipesvc.core.edges import Edges, make_edges
+from pipesvc.core.schedules import splits_backward
+from pipesvc.model.recompute import Recompute
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.wire import layouts, tree
 from pipesvc.wire.links import FEEDER, Link
@@ -24,6 +26,7 @@ from pipesvc.worker.executor.stage import Stage
 from tests.unit.executor.memory_network import MemoryPort, Network, is_tensor
 
 SEED = 7
+KEEPING = Recompute()
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 # One mini-batch: the micro-batches' inputs, their labels (None: the job has none), their weights.
 Batch = tuple[list[Any], list[Any] | None, list[float]]
@@ -43,6 +46,8 @@ class JobSetup(ABC):
     schedule_text: str = ""
     clip_norm: float = 0.0
     check_finite: bool = False
+    recompute: Recompute = KEEPING
+    compiles: bool = False
     window: int = 2
 
     @property
@@ -72,6 +77,9 @@ class JobSetup(ABC):
             seed=SEED,
             loss=self.loss,
             check_finite=self.check_finite,
+            splits_backward=splits_backward(self.schedule, self.schedule_text),
+            recompute=self.recompute,
+            compiles=self.compiles,
         )
 
     def first_layer(self, stage: int) -> int:

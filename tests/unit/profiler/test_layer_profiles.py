@@ -36,6 +36,10 @@ def test_bytes_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     # The rows; the sigmoid's output; of the last layer its own output and the labels, for the loss.
     assert column(found, "activation_bytes") == [8 * 3 * FLOAT, 8 * 4 * FLOAT, 2 * 8 * 2 * FLOAT]
     assert all(each.forward_s > 0 and each.backward_s > 0 for each in found.layers)
+    # Of the sigmoid nothing can wait.
+    assert [each.weight_backward_s > 0 for each in found.layers] == [True, False, True]
+    assert all(each.input_backward_s > 0 for each in found.layers)
+    assert found.layers[1].input_backward_s == found.layers[1].backward_s
 
 
 @pytest.mark.parametrize(

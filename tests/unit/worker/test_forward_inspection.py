@@ -11,7 +11,7 @@ import torch
 
 from pipesvc.core.flow import transfers
 from pipesvc.core.flow_json import from_json
-from pipesvc.errors import ErrorCode, Where
+from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
 from pipesvc.wire import samples
 from pipesvc.worker import calls, inspector
@@ -173,3 +173,13 @@ def test_a_source_that_takes_too_long_is_given_up_with_the_reason(port: MemoryPo
     assert names(seen[0]) == UNITS
     assert seen[0].no_flow.code == ErrorCode.DATA_SOURCE_TIMED_OUT.value
     assert "none came within 0.05 s" in seen[0].no_flow.message
+
+
+def test_what_is_recomputed_as_one_is_not_cut(port: MemoryPort) -> None:
+    found = inspected(port, make_job(recompute_patterns=["blocks.*"]))
+    assert from_json(found.flow_json).joined == ()
+
+
+def test_a_pattern_that_matches_nothing_is_refused(port: MemoryPort) -> None:
+    with pytest.raises(PipesvcError, match=r"recompute has 'block\.9', which is the name of no module"):
+        inspected(port, make_job(recompute_patterns=["first", "block.9"]))
