@@ -245,7 +245,7 @@ def test_no_plan_is_better_than_the_one_found(seed: int, are_equal: bool, has_fl
 def test_a_runner_up_that_is_far_is_found_in_what_the_first_search_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small cases have runners-up that are far, for which a search begins anew; here it goes on, as for near ones."""
     monkeypatch.setattr(partition_search, "_NEAR", 1.0)
-    test_no_plan_is_better_than_the_one_found(3, are_equal=False, has_flow=False)
+    test_no_plan_is_better_than_the_one_found(3, are_equal=False, has_flow=True)
 
 
 def _check_runner_up(
