@@ -127,7 +127,10 @@ class PieceTrials:
         program.replay.on_begin = watch.begin
         given = fresh, labels, gradients, self._num_micro_batches, self._budget_s / 2
         forward_s, backward_s, _ = time_passes(stage, *given, watch)
-        halves_s = self._halves(spec, model, make, *given) or (backward_s, 0.0)
+        split = replace(spec, splits_backward=True)
+        program = ReplayProgram(split, model, self._flow, self._ends)
+        program.replay.on_begin = watch.begin
+        halves_s = time_halves(Stage(split, program, make), program.deferral, *given, watch) or (backward_s, 0.0)
         for parameter in stage.trainable:
             parameter.grad = None
         found = PieceTrial(
@@ -143,15 +146,6 @@ class PieceTrials:
         )
         self._forget(piece.index, saved.keys() | self._carried)
         return found
-
-    def _halves(
-        self, spec: StageSpec, model: nn.Module, make: MakeOptimizer, *given: Any
-    ) -> tuple[float, float] | None:
-        split = replace(spec, splits_backward=True)
-        program = ReplayProgram(split, model, self._flow, self._ends)
-        watch = Stopwatch(spec.device)
-        program.replay.on_begin = watch.begin
-        return time_halves(Stage(split, program, make), program.deferral, *given, watch=watch)
 
     def _received(self, index: int) -> dict[int, Parcel]:
         found = {FEEDER: copied(self._inputs)}
