@@ -133,7 +133,7 @@ def test_a_wrong_text_is_refused_by_the_name_of_the_field(text: str, said: str) 
 def test_costs_of_before_backwards_were_split_are_refused_by_name() -> None:
     """So a coordinator measures again what it has kept (see `profile_store`)."""
     times = {"forward_s": [1.0, 1.0], "backward_s": [2.0, 2.0], "update_s": [0.0, 0.0]}
-    with pytest.raises(PipesvcError, match="differs from a LayerTimes in input_backward_s, weight_backward_s"):
+    with pytest.raises(PipesvcError, match="differs from a LayerTimes in input_backward_s, skip_s, weight_backward_s"):
         from_json(_changed(devices=[_device(times=times)]))
     assert from_json(_changed(devices=[_device(times=times | UNMEASURED)])).devices[0].times.input_backward_s == ()
     with pytest.raises(PipesvcError, match="has 1 values in weight_backward_s of a/cpu and 2 layers"):
