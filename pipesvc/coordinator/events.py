@@ -206,6 +206,14 @@ class RecordStep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RecordEvaluation:
+    """An evaluation is done: journal it and show it."""
+
+    run_id: str
+    record: run_pb2.EvaluationRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MergeShards:
     """Make one file of the shards of a step; answered by `WeightsMerged`."""
 
@@ -274,6 +282,7 @@ Command = (
     | RecordPlan
     | RecordApplied
     | RecordStep
+    | RecordEvaluation
     | MergeShards
     | KeepWeights
     | AnswerWeights

@@ -181,6 +181,8 @@ class Hub:
             case events.RecordStep():
                 self._journal.add_step(command.run_id, command.record)
                 self.feed.step_committed(command.run_id, command.record)
+            case events.RecordEvaluation():
+                self._journal.add_evaluation(command.run_id, command.record)
             case events.RecordApplied():
                 self._journal.add_applied(command.run_id, command.stage, command.step)
             case events.RecordPlan():

@@ -69,6 +69,11 @@ class Turn:
         for worker in record.plan.workers:
             self._to_run(record, worker, types_pb2.ROLE_EXECUTOR, message)
 
+    def issue(self, record: RunRecord, issue: local_pb2.IssueStep) -> None:
+        message = local_pb2.ToChild(issue_step=issue)
+        self.to_executors(record, message)
+        self.to_feeder(record, message)
+
     def to_feeder(self, record: RunRecord, message: local_pb2.ToChild) -> None:
         assert record.plan is not None
         self._to_run(record, record.plan.feeder_worker, types_pb2.ROLE_FEEDER, message)

@@ -77,6 +77,16 @@ def bind_weight(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None
     return bind_optional(job.HasField("weight"), job.weight, "the weight function", where)
 
 
+def bind_metrics(job: job_pb2.JobSpec, where: Where) -> tuple[tuple[str, Callable[..., Any]], ...]:
+    """Name and function of each."""
+    return tuple((each.name, bind(each.call, f"the metric {each.name!r}", where)) for each in job.evaluation.metrics)
+
+
+def bind_evaluation_source(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None:
+    """None: the run is not evaluated."""
+    return bind_optional(job.HasField("evaluation"), job.evaluation.data.source, "the evaluation data source", where)
+
+
 def place_of(assignment: local_pb2.Assignment) -> Where:
     return Where(run_id=assignment.run_id, worker=assignment.worker, host=assignment.host)
 

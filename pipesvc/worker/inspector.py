@@ -44,6 +44,8 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     _try_optimizer(calls.bind(job.optimizer, "the optimizer", where), where)
     if not job.data.is_streamed:
         calls.bind(job.data.source, "the data source", where)
+    calls.bind_metrics(job, where)
+    calls.bind_evaluation_source(job, where)
     layers = _layers(build, job, where)
     found = Inspection(layers=layers, model_bytes=sum(each.parameter_bytes + each.buffer_bytes for each in layers))
 

@@ -1,12 +1,20 @@
 from pipesvc.rpc.v1 import job_pb2 as _job_pb2
 from pipesvc.rpc.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class PassKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PASS_KIND_UNSPECIFIED: _ClassVar[PassKind]
+    PASS_KIND_EVALUATION: _ClassVar[PassKind]
+PASS_KIND_UNSPECIFIED: PassKind
+PASS_KIND_EVALUATION: PassKind
 
 class Assignment(_message.Message):
     __slots__ = ("run_id", "term", "role", "job", "plan_json", "worker", "host", "num_threads", "bundle_dir", "devices", "endpoint")
@@ -81,16 +89,26 @@ class ParcelsConsumed(_message.Message):
     def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., num_parcels: _Optional[int] = ...) -> None: ...
 
 class IssueStep(_message.Message):
-    __slots__ = ("step", "epoch", "shares", "rows")
+    __slots__ = ("step", "epoch", "shares", "rows", "kind", "after_step")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AFTER_STEP_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     shares: _containers.RepeatedScalarFieldContainer[float]
     rows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., shares: _Optional[_Iterable[float]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
+    kind: PassKind
+    after_step: int
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., shares: _Optional[_Iterable[float]] = ..., rows: _Optional[_Iterable[int]] = ..., kind: _Optional[_Union[PassKind, str]] = ..., after_step: _Optional[int] = ...) -> None: ...
+
+class BeginEvaluation(_message.Message):
+    __slots__ = ("after_step",)
+    AFTER_STEP_FIELD_NUMBER: _ClassVar[int]
+    after_step: int
+    def __init__(self, after_step: _Optional[int] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
     __slots__ = ("step",)
@@ -119,7 +137,7 @@ class MeasureLink(_message.Message):
     def __init__(self, endpoint: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class ToChild(_message.Message):
-    __slots__ = ("assignment_path", "issue_step", "step_committed", "save_state", "stop", "tensor", "release_segment", "measure_link")
+    __slots__ = ("assignment_path", "issue_step", "step_committed", "save_state", "stop", "tensor", "release_segment", "measure_link", "begin_evaluation")
     ASSIGNMENT_PATH_FIELD_NUMBER: _ClassVar[int]
     ISSUE_STEP_FIELD_NUMBER: _ClassVar[int]
     STEP_COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +146,7 @@ class ToChild(_message.Message):
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     RELEASE_SEGMENT_FIELD_NUMBER: _ClassVar[int]
     MEASURE_LINK_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_EVALUATION_FIELD_NUMBER: _ClassVar[int]
     assignment_path: str
     issue_step: IssueStep
     step_committed: StepCommitted
@@ -136,7 +155,8 @@ class ToChild(_message.Message):
     tensor: LocalTensor
     release_segment: ReleaseSegment
     measure_link: MeasureLink
-    def __init__(self, assignment_path: _Optional[str] = ..., issue_step: _Optional[_Union[IssueStep, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., save_state: _Optional[_Union[SaveState, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ...) -> None: ...
+    begin_evaluation: BeginEvaluation
+    def __init__(self, assignment_path: _Optional[str] = ..., issue_step: _Optional[_Union[IssueStep, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., save_state: _Optional[_Union[SaveState, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., begin_evaluation: _Optional[_Union[BeginEvaluation, _Mapping]] = ...) -> None: ...
 
 class ParameterInfo(_message.Message):
     __slots__ = ("name", "num_bytes")
@@ -205,32 +225,42 @@ class Inspected(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ..., misfit: _Optional[_Union[DataMisfit, _Mapping]] = ..., is_trying: _Optional[bool] = ..., flow_json: _Optional[str] = ..., no_flow: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ...) -> None: ...
 
 class BatchAnnounced(_message.Message):
-    __slots__ = ("step", "epoch", "shares", "rows")
+    __slots__ = ("step", "epoch", "shares", "rows", "kind", "weight")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     shares: _containers.RepeatedScalarFieldContainer[float]
     rows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., shares: _Optional[_Iterable[float]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
+    kind: PassKind
+    weight: float
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., shares: _Optional[_Iterable[float]] = ..., rows: _Optional[_Iterable[int]] = ..., kind: _Optional[_Union[PassKind, str]] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class DataEnded(_message.Message):
-    __slots__ = ("num_steps",)
+    __slots__ = ("num_steps", "kind")
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     num_steps: int
-    def __init__(self, num_steps: _Optional[int] = ...) -> None: ...
+    kind: PassKind
+    def __init__(self, num_steps: _Optional[int] = ..., kind: _Optional[_Union[PassKind, str]] = ...) -> None: ...
 
 class StepApplied(_message.Message):
-    __slots__ = ("step", "stage", "loss")
+    __slots__ = ("step", "stage", "loss", "kind", "metrics")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     step: int
     stage: int
     loss: float
-    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+    kind: PassKind
+    metrics: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., loss: _Optional[float] = ..., kind: _Optional[_Union[PassKind, str]] = ..., metrics: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("phase", "step", "stage", "micro_batch", "awaiting", "since_unix_ns")

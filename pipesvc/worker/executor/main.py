@@ -58,6 +58,7 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
     """Every stage of this worker, each real in its own part of the model only."""
     build = calls.bind(job.model, "the model", where)
     loss = calls.bind_loss(job, where)
+    metrics = calls.bind_metrics(job, where)
     optimizer = calls.bind(job.optimizer, "the optimizer", where)
     specs = [
         StageSpec(
@@ -68,6 +69,7 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
             seed=job.seed,
             loss=loss,
             check_finite=job.check_finite,
+            metrics=metrics,
         )
         for stage in plan.stages_of(worker)
     ]

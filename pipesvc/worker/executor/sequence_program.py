@@ -72,6 +72,9 @@ class SequenceProgram:
     def place_of(self, name: str) -> int:
         return self._places[name]
 
+    def roots(self) -> list[nn.Module]:
+        return [layer for _, layer in self.layers]
+
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
         for name, layer in self.layers:

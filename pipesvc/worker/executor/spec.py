@@ -20,6 +20,7 @@ class StageSpec:
     seed: int
     loss: Callable[..., Any] | None
     check_finite: bool
+    metrics: tuple[tuple[str, Callable[..., Any]], ...] = ()
 
     @property
     def is_last(self) -> bool:

@@ -10,7 +10,8 @@ import pytest
 
 from pipesvc.client import checks, connection
 from pipesvc.client.calls import Call
-from pipesvc.client.job import MAX_CAPACITY, DataSource, Job, Optimizer, ScheduleFile, Strategy, StreamSource
+from pipesvc.client.job import DataSource, Job, Optimizer, ScheduleFile, Strategy, StreamSource
+from pipesvc.client.sources import MAX_CAPACITY
 from pipesvc.client.strategy import MAX_MICRO_BATCHES
 from pipesvc.coordinator import validation
 from pipesvc.errors import ErrorCode, PipesvcError
