@@ -98,7 +98,11 @@ def _faults_of_evaluation(job: job_pb2.JobSpec) -> Iterator[str]:
     if not 1 <= evaluation.micro_batches <= _MAX_MICRO_BATCHES:
         yield f"micro_batches of the evaluation is {evaluation.micro_batches}: 1 to {_MAX_MICRO_BATCHES} are possible"
     names = [metric.name for metric in evaluation.metrics]
-    if len(set(names)) < len(names) or len(names) > _MAX_METRICS or not all(map(str.isprintable, names)):
+    if (
+        len(set(names)) < len(names)
+        or len(names) > _MAX_METRICS
+        or not all(name and name.isprintable() for name in names)
+    ):
         yield f"the evaluation has {_MAX_METRICS} metrics at most, each with a printable name of its own"
     for metric in evaluation.metrics:
         yield from _faults_of_call(f"metric {metric.name!r}", metric.call)

@@ -1,8 +1,9 @@
-"""Evaluations of a run of real processes: the numbers of a plain loop in eval() mode, and none of training's changed."""
+"""Evaluations of a run of real processes: the numbers of a plain loop in eval() mode, and training's are the same."""
 
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -114,7 +115,6 @@ def test_what_fails_in_an_evaluation_is_told_with_its_place(
 
 
 def test_rows_that_weigh_nothing_do_not_count(cluster: pipesvc.Client) -> None:
-    evaluation = make_evaluation(evaluation_jobs.masked, metrics={}, micro_batches=4)
     evaluation = pipesvc.Evaluation(data=pipesvc.DataSource(evaluation_jobs.masked, batch_size=4), micro_batches=4)
     data = pipesvc.DataSource(pipesvc.Call(jobs.masked_samples, num_masked=3), batch_size=18)
     run = cluster.submit(make_job(evaluation, data=data, loss=jobs.masked_loss, weight=jobs.is_unmasked, max_steps=1))
@@ -133,9 +133,8 @@ def test_a_run_is_cancelled_while_it_is_evaluated(cluster: pipesvc.Client) -> No
     run = cluster.submit(make_job(evaluation))
     steps = run.steps()
     assert [next(steps).index, next(steps).index] == [1, 2]
-    waits = lambda: [awaited.what for awaited in run.info().awaited]  # noqa: E731
-    while waits() != ["batch 3 of the evaluation after step 2"]:
-        pass
+    while [awaited.what for awaited in run.info().awaited] != ["batch 3 of the evaluation after step 2"]:
+        time.sleep(0.05)
     assert run.cancel() == "CANCELLED"
     assert run.state_dict()
     assert run.evaluations() == []

@@ -10,7 +10,7 @@ import pytest
 
 from pipesvc.client import checks, connection
 from pipesvc.client.calls import Call
-from pipesvc.client.job import DataSource, Job, Optimizer, ScheduleFile, Strategy, StreamSource
+from pipesvc.client.job import DataSource, Evaluation, Job, Optimizer, ScheduleFile, Strategy, StreamSource
 from pipesvc.client.sources import MAX_CAPACITY
 from pipesvc.client.strategy import MAX_MICRO_BATCHES
 from pipesvc.coordinator import validation
@@ -174,3 +174,9 @@ def test_the_bounds_are_those_of_the_coordinator() -> None:
     with pytest.raises(PipesvcError, match=r"from 1 to 65536\. It counts whole batches") as caught:
         DataSource(reader, batch_size=8, capacity=MAX_CAPACITY + 1)
     assert caught.value.code is ErrorCode.INVALID_JOB
+
+
+def test_an_evaluation_has_labels_where_the_training_has_some() -> None:
+    evaluation = Evaluation(data=DataSource(reader, batch_size=8, labels=False))
+    with pytest.raises(PipesvcError, match="labels=True and the data of evaluation has labels=False"):
+        job(evaluation=evaluation)
