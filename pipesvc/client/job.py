@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pipesvc.client import checks
+from pipesvc.client import checks, weights_source
 from pipesvc.client.calls import Call, Optimizer, as_call, check_function
 from pipesvc.client.checks import refuse
 from pipesvc.client.evaluation import Evaluation
 from pipesvc.client.schedule_file import ScheduleFile
 from pipesvc.client.sources import DataSource, StreamSource
 from pipesvc.client.strategy import Strategy
+
+if TYPE_CHECKING:
+    from pipesvc.client.run import Run
 
 __all__ = ["Call", "DataSource", "Evaluation", "Job", "Optimizer", "ScheduleFile", "Strategy", "StreamSource"]
 
@@ -46,6 +50,9 @@ class Job:
     """weight(labels) gives one number per row; None: every row weighs the same."""
     evaluation: Evaluation | None = None
     """Loss and metrics of other data, as the run goes on."""
+    init: Run | str | Path | None = None
+    """Weights to begin with, by name: those of a run that has ended, or of a safetensors file on this host; None: the
+    model as it is built."""
     name: str | None = None
     """For people; None: the name of the model function."""
     include: Sequence[str] = ()
@@ -81,6 +88,8 @@ class Job:
         checks.is_a("strategy", self.strategy, Strategy, "a pipesvc.Strategy", "Write strategy=pipesvc.Strategy(...)")
         self._check_data()
         self._check_evaluation()
+        if self.init is not None:
+            weights_source.check("init", self.init)
 
     def _check_optimizer(self) -> None:
         if isinstance(self.optimizer, Optimizer):

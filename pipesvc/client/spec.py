@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from pipesvc.client import checks
+from pipesvc.client import checks, weights_source
 from pipesvc.client.bundle import Bundle, make_bundle
 from pipesvc.client.calls import Call, as_call
 from pipesvc.client.evaluation import Evaluation
@@ -43,13 +43,18 @@ class Submission:
     bundle: Bundle
 
 
-def make_submission(job: Job) -> Submission:
-    """Resolve every function of the job, bundle the sources, and write the message."""
-    calls: dict[str, Call] = {"model": as_call(job.model, what="model"), "optimizer": job.optimizer}
-    for what in ("loss", "weight"):
-        value = getattr(job, what)
-        if value is not None:
-            calls[what] = as_call(value, what=what)
+def make_submission(job: Job, *, is_prediction: bool = False) -> Submission:
+    """Resolve every function of the job, bundle the sources, and write the message.
+
+    A prediction needs nothing of what a training needs beside the model.
+    """
+    calls: dict[str, Call] = {"model": as_call(job.model, what="model")}
+    if not is_prediction:
+        calls["optimizer"] = job.optimizer
+        for what in ("loss", "weight"):
+            value = getattr(job, what)
+            if value is not None:
+                calls[what] = as_call(value, what=what)
     if not isinstance(job.data, StreamSource):
         calls["source"] = as_call(job.data.source, what="source")
     if job.evaluation is not None:
@@ -62,6 +67,8 @@ def make_submission(job: Job) -> Submission:
         data=_data_spec(job.data),
         evaluation=_evaluation_spec(job.evaluation, job.strategy) if job.evaluation is not None else None,
         strategy=_strategy_spec(job.strategy),
+        is_prediction=is_prediction,
+        weights=weights_source.message(job.init) if job.init is not None else None,
         epochs=job.num_epochs,
         max_steps=job.max_steps or 0,
         seed=job.seed,
@@ -87,7 +94,7 @@ def measurable(job: Job) -> Job:
     check_is_job(job)
     asked = job.strategy
     strategy = Strategy(micro_batches=asked.micro_batches, allow_cpu_for_gpu=asked.allow_cpu_for_gpu)
-    return replace(job, strategy=strategy)
+    return replace(job, strategy=strategy, init=None)
 
 
 def check_is_job(job: object) -> None:

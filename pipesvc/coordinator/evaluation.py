@@ -85,15 +85,7 @@ def holds(record: RunRecord, turn: Turn) -> bool:
             _begin(record, turn, ledger)
     if (evaluation := record.evaluation) is not None:
         while (batch := evaluation.passes.issue(turn.now_s)) is not None:
-            issue = local_pb2.IssueStep(
-                step=batch.step,
-                epoch=evaluation.epoch,
-                shares=batch.shares,
-                rows=batch.rows,
-                kind=local_pb2.PASS_KIND_EVALUATION,
-                after_step=evaluation.after_step,
-            )
-            turn.issue(record, issue)
+            turn.issue(record, batch, local_pb2.PASS_KIND_EVALUATION, evaluation.after_step)
     return True
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pipesvc.coordinator.output_events import DropOutputs, OutputsFailed, OutputsTaken, ReaderCame, ReaderWent
 from pipesvc.core.costs import Costs
 from pipesvc.rpc.v1 import job_pb2, run_pb2, types_pb2, worker_pb2
 
@@ -145,6 +146,10 @@ Event = (
     | ShardGrown
     | WeightsMerged
     | RunConcluded
+    | ReaderCame
+    | ReaderWent
+    | OutputsTaken
+    | OutputsFailed
     | WarningRaised
     | Ticked
 )
@@ -287,6 +292,7 @@ Command = (
     | KeepWeights
     | AnswerWeights
     | DropWeights
+    | DropOutputs
     | ConcludeRun
     | ReportProfile
     | EndProfile

@@ -11,7 +11,7 @@ door: stop all children, write the journal, and only then say that the run has e
 
 from __future__ import annotations
 
-from pipesvc.coordinator import evaluation, inspection, saves, step_reports
+from pipesvc.coordinator import evaluation, inspection, outputs, saves, step_reports
 from pipesvc.coordinator.events import ConcludeRun
 from pipesvc.coordinator.failures import failure, failure_of, lost, no_batch, not_ready, placed, step_timed_out
 from pipesvc.coordinator.fleet import Loss, Member
@@ -24,6 +24,7 @@ from pipesvc.coordinator.limits import (
     MAX_INSPECTIONS,
     STOP_BOUND_S,
 )
+from pipesvc.coordinator.outputs import Outputs
 from pipesvc.coordinator.planning import plan_for, plan_warnings, uncut, unreachable
 from pipesvc.coordinator.run_record import STATES, Child, Phase, RunRecord
 from pipesvc.coordinator.run_view import ended_message, role_name
@@ -63,6 +64,9 @@ class RunMachine:
         self._settle_echo(turn)
         if record.phase is Phase.RUNNING and record.echo is None:
             self._tick_running(turn)
+        if outputs.is_abandoned(record, turn.now_s):
+            self._warn("nobody has been reading the outputs: is the process that called `predict` gone?")
+            self.cancel(turn)
         if record.phase in (Phase.RUNNING, Phase.SAVING):
             if (error := saves.overdue(record, turn)) is not None:
                 self.fail(turn, error)
@@ -136,16 +140,28 @@ class RunMachine:
             return
         if record.is_cancelled and ledger.is_drained and not ledger.committed:
             self._stop(turn, run_pb2.RUN_STATE_CANCELLED)
-        elif not record.is_cancelled and evaluation.holds(record, turn):
+        elif record.outputs is None and not record.is_cancelled and evaluation.holds(record, turn):
             return
+        elif record.outputs is not None:
+            self._predict(turn, ledger, record.outputs)
         elif ledger.is_drained and (record.is_cancelled or ledger.is_complete):
             self._enter(Phase.SAVING, turn.now_s, None)
             saves.begin_final(record, turn)
-        elif not record.is_cancelled and (batch := ledger.issue(turn.now_s)) is not None:
-            turn.issue(
-                record, local_pb2.IssueStep(step=batch.step, epoch=batch.epoch, shares=batch.shares, rows=batch.rows)
-            )
-            self._issue(turn)
+        elif not record.is_cancelled:
+            while not evaluation.holds(record, turn) and (batch := ledger.issue(turn.now_s)) is not None:
+                turn.issue(record, batch)
+
+    def _predict(self, turn: Turn, ledger: StepLedger, read: Outputs) -> None:
+        """A prediction leaves nothing behind: it ends when the client has everything."""
+        record = self.record
+        if ledger.is_drained and record.is_cancelled:
+            self._stop(turn, run_pb2.RUN_STATE_CANCELLED)
+        elif ledger.is_complete and read.taken == ledger.num_steps:
+            self._stop(turn, run_pb2.RUN_STATE_COMPLETED)
+        while not record.is_cancelled and read.may_compute(ledger.issued + 1):
+            if (batch := ledger.issue(turn.now_s)) is None:
+                return
+            turn.issue(record, batch, local_pb2.PASS_KIND_PREDICTION)
 
     # --- what the world tells ---------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from pipesvc.rpc.v1 import job_pb2, local_pb2, run_pb2, types_pb2
 
 if TYPE_CHECKING:
     from pipesvc.coordinator.evaluation import Evaluation
+    from pipesvc.coordinator.outputs import Outputs
 
 
 class Phase(StrEnum):
@@ -112,6 +113,8 @@ class RunRecord:
     # The one that is under way, and the step of the newest that is done.
     evaluation: Evaluation | None = None
     evaluated_step: int = 0
+    # Of a prediction.
+    outputs: Outputs | None = None
     saves: dict[int, Save] = field(default_factory=dict)
     final_tickets: list[int] = field(default_factory=list)
     has_weights: bool = False

@@ -124,6 +124,9 @@ def _awaited_running(record: RunRecord) -> Iterator[run_pb2.Awaited]:
         yield bounded(
             f"the batch of step {ledger.issued + 1}", whom, since, until, _fails(ErrorCode.DATA_SOURCE_TIMED_OUT)
         )
+    elif ledger.is_drained and record.outputs is not None and not ledger.lagging_stages:
+        step = record.outputs.taken + 1
+        yield bounded(f"word that the outputs of batch {step} are read", "the client", since, None, "the run goes on")
     else:
         until = record.cancel_deadline_s or since + record.job.step_timeout_s
         then = "the run is cancelled without weights" if record.is_cancelled else _fails(ErrorCode.STEP_TIMED_OUT)

@@ -67,13 +67,26 @@ def _faults(run_id: str, job: job_pb2.JobSpec) -> Iterator[str]:
 
 
 def _faults_of_calls(job: job_pb2.JobSpec) -> Iterator[str]:
-    for field in ("model", "optimizer"):
+    for field in ("model",) if job.is_prediction else ("model", "optimizer"):
         if not job.HasField(field):
             yield f"the job has no {field}"
+    if job.is_prediction and job.HasField("evaluation"):
+        yield "a prediction is not evaluated"
+    if job.HasField("weights"):
+        yield from _faults_of_weights(job.weights)
     calls = {"model": job.model, "loss": job.loss, "optimizer": job.optimizer, "weight": job.weight}
     for field, call in calls.items():
         if job.HasField(field):
             yield from _faults_of_call(field, call)
+
+
+def _faults_of_weights(source: job_pb2.WeightsSource) -> Iterator[str]:
+    if bool(source.run_id) == bool(source.sha256):
+        yield "the weights are those of a run or of a file that was sent: one of the two"
+    elif source.run_id and _RUN_ID.fullmatch(source.run_id) is None:
+        yield f"{source.run_id[:64]!r} is no run id"
+    elif source.sha256 and _SHA256.fullmatch(source.sha256) is None:
+        yield "the hash of the weights is not a SHA-256 in 64 lower-case hex digits"
 
 
 def _faults_of_call(field: str, call: types_pb2.Call) -> Iterator[str]:

@@ -27,7 +27,7 @@ class ActionKind(StrEnum):
     UPDATE = "U"  # run the optimizer of this stage
 
 
-# How traces and progress write the forward of an evaluation, which is no action of a step.
+# How traces and progress write a forward without a backward, which is no action of a step.
 EVALUATING: Final = "E"
 
 PER_MICRO_BATCH: Final = frozenset(

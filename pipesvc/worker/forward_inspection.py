@@ -50,6 +50,8 @@ def follow(
     try:
         progress.busy("building the model on shapes")
         model = _skeleton(build, job.seed, where)
+        if job.is_prediction:
+            model.eval()
         found.layers = skeleton.inspect_units(model) or found.layers
         progress.busy("reading a first batch from the data source")
         found.batch = _first_batch(found, job, where, give_up)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import pipesvc
 from tests.integration import jobs
@@ -77,3 +77,19 @@ def make_evaluation(source: Any = None, **changes: Any) -> pipesvc.Evaluation:
     rows = source or pipesvc.Call(jobs.samples, num_rows=22, seed=5)
     options: dict[str, Any] = {"data": pipesvc.DataSource(rows, batch_size=8), "metrics": {"accuracy": accuracy}}
     return pipesvc.Evaluation(**(options | changes))
+
+
+class Structured(nn.Module):
+    """Gives a dict with a tuple in it, whose parts are of several stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(jobs.WIDTH, jobs.WIDTH)
+        self.drop = nn.Dropout(0.5)
+        self.second = nn.Linear(jobs.WIDTH, jobs.WIDTH)
+        self.third = nn.Linear(jobs.WIDTH, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        first = self.first(x)
+        second = self.second(self.drop(first))
+        return {"logits": self.third(second), "states": (first, second), "name": "structured"}

@@ -13,8 +13,10 @@ class PassKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PASS_KIND_UNSPECIFIED: _ClassVar[PassKind]
     PASS_KIND_EVALUATION: _ClassVar[PassKind]
+    PASS_KIND_PREDICTION: _ClassVar[PassKind]
 PASS_KIND_UNSPECIFIED: PassKind
 PASS_KIND_EVALUATION: PassKind
+PASS_KIND_PREDICTION: PassKind
 
 class Assignment(_message.Message):
     __slots__ = ("run_id", "term", "role", "job", "plan_json", "worker", "host", "num_threads", "bundle_dir", "devices", "endpoint")
@@ -137,7 +139,7 @@ class MeasureLink(_message.Message):
     def __init__(self, endpoint: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class ToChild(_message.Message):
-    __slots__ = ("assignment_path", "issue_step", "step_committed", "save_state", "stop", "tensor", "release_segment", "measure_link", "begin_evaluation")
+    __slots__ = ("assignment_path", "issue_step", "step_committed", "save_state", "stop", "tensor", "release_segment", "measure_link", "begin_evaluation", "weights_piece")
     ASSIGNMENT_PATH_FIELD_NUMBER: _ClassVar[int]
     ISSUE_STEP_FIELD_NUMBER: _ClassVar[int]
     STEP_COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +149,7 @@ class ToChild(_message.Message):
     RELEASE_SEGMENT_FIELD_NUMBER: _ClassVar[int]
     MEASURE_LINK_FIELD_NUMBER: _ClassVar[int]
     BEGIN_EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_PIECE_FIELD_NUMBER: _ClassVar[int]
     assignment_path: str
     issue_step: IssueStep
     step_committed: StepCommitted
@@ -156,7 +159,8 @@ class ToChild(_message.Message):
     release_segment: ReleaseSegment
     measure_link: MeasureLink
     begin_evaluation: BeginEvaluation
-    def __init__(self, assignment_path: _Optional[str] = ..., issue_step: _Optional[_Union[IssueStep, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., save_state: _Optional[_Union[SaveState, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., begin_evaluation: _Optional[_Union[BeginEvaluation, _Mapping]] = ...) -> None: ...
+    weights_piece: WeightsPiece
+    def __init__(self, assignment_path: _Optional[str] = ..., issue_step: _Optional[_Union[IssueStep, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., save_state: _Optional[_Union[SaveState, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., begin_evaluation: _Optional[_Union[BeginEvaluation, _Mapping]] = ..., weights_piece: _Optional[_Union[WeightsPiece, _Mapping]] = ...) -> None: ...
 
 class ParameterInfo(_message.Message):
     __slots__ = ("name", "num_bytes")
@@ -292,6 +296,52 @@ class StateChunk(_message.Message):
     is_last: bool
     def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., is_last: _Optional[bool] = ...) -> None: ...
 
+class OutputPart(_message.Message):
+    __slots__ = ("step", "micro_batch", "num_micro_batches", "rows", "value", "num_values", "structure", "dtype", "shape", "total_bytes", "offset", "data")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    NUM_VALUES_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    micro_batch: int
+    num_micro_batches: int
+    rows: int
+    value: int
+    num_values: int
+    structure: str
+    dtype: _types_pb2.ElementType
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    total_bytes: int
+    offset: int
+    data: bytes
+    def __init__(self, step: _Optional[int] = ..., micro_batch: _Optional[int] = ..., num_micro_batches: _Optional[int] = ..., rows: _Optional[int] = ..., value: _Optional[int] = ..., num_values: _Optional[int] = ..., structure: _Optional[str] = ..., dtype: _Optional[_Union[_types_pb2.ElementType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., total_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ReadWeights(_message.Message):
+    __slots__ = ("offset", "num_bytes")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    num_bytes: int
+    def __init__(self, offset: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class WeightsPiece(_message.Message):
+    __slots__ = ("offset", "data", "total_bytes")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    total_bytes: int
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
 class TraceEvent(_message.Message):
     __slots__ = ("step", "stage", "micro_batch", "action", "start_unix_ns", "end_unix_ns", "awaited", "awaited_ns", "worker")
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -365,7 +415,7 @@ class LinkProfile(_message.Message):
     def __init__(self, endpoint: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class FromChild(_message.Message):
-    __slots__ = ("ready", "inspected", "batch_announced", "data_ended", "step_applied", "failed", "progress", "state_chunk", "trace", "tensor", "release_segment", "parcels_consumed", "device_profile", "link_profile")
+    __slots__ = ("ready", "inspected", "batch_announced", "data_ended", "step_applied", "failed", "progress", "state_chunk", "trace", "tensor", "release_segment", "parcels_consumed", "device_profile", "link_profile", "output_part", "read_weights")
     READY_FIELD_NUMBER: _ClassVar[int]
     INSPECTED_FIELD_NUMBER: _ClassVar[int]
     BATCH_ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
@@ -380,6 +430,8 @@ class FromChild(_message.Message):
     PARCELS_CONSUMED_FIELD_NUMBER: _ClassVar[int]
     DEVICE_PROFILE_FIELD_NUMBER: _ClassVar[int]
     LINK_PROFILE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_PART_FIELD_NUMBER: _ClassVar[int]
+    READ_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
     inspected: Inspected
     batch_announced: BatchAnnounced
@@ -394,7 +446,9 @@ class FromChild(_message.Message):
     parcels_consumed: ParcelsConsumed
     device_profile: DeviceProfile
     link_profile: LinkProfile
-    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., inspected: _Optional[_Union[Inspected, _Mapping]] = ..., batch_announced: _Optional[_Union[BatchAnnounced, _Mapping]] = ..., data_ended: _Optional[_Union[DataEnded, _Mapping]] = ..., step_applied: _Optional[_Union[StepApplied, _Mapping]] = ..., failed: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ..., device_profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., link_profile: _Optional[_Union[LinkProfile, _Mapping]] = ...) -> None: ...
+    output_part: OutputPart
+    read_weights: ReadWeights
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., inspected: _Optional[_Union[Inspected, _Mapping]] = ..., batch_announced: _Optional[_Union[BatchAnnounced, _Mapping]] = ..., data_ended: _Optional[_Union[DataEnded, _Mapping]] = ..., step_applied: _Optional[_Union[StepApplied, _Mapping]] = ..., failed: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ..., device_profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., link_profile: _Optional[_Union[LinkProfile, _Mapping]] = ..., output_part: _Optional[_Union[OutputPart, _Mapping]] = ..., read_weights: _Optional[_Union[ReadWeights, _Mapping]] = ...) -> None: ...
 
 class ForkChild(_message.Message):
     __slots__ = ("child_number", "environment")

@@ -270,6 +270,48 @@ class FetchWeightsResponse(_message.Message):
     data: bytes
     def __init__(self, step: _Optional[int] = ..., total_bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
+class ReadOutputsRequest(_message.Message):
+    __slots__ = ("run_id", "from_step")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    from_step: int
+    def __init__(self, run_id: _Optional[str] = ..., from_step: _Optional[int] = ...) -> None: ...
+
+class ReadOutputsResponse(_message.Message):
+    __slots__ = ("part", "is_last")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    part: _local_pb2.OutputPart
+    is_last: bool
+    def __init__(self, part: _Optional[_Union[_local_pb2.OutputPart, _Mapping]] = ..., is_last: _Optional[bool] = ...) -> None: ...
+
+class TakeOutputsRequest(_message.Message):
+    __slots__ = ("run_id", "step")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    step: int
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class TakeOutputsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UploadWeightsRequest(_message.Message):
+    __slots__ = ("sha256", "data")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    data: bytes
+    def __init__(self, sha256: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class UploadWeightsResponse(_message.Message):
+    __slots__ = ("was_known",)
+    WAS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    was_known: bool
+    def __init__(self, was_known: _Optional[bool] = ...) -> None: ...
+
 class ReadLogsRequest(_message.Message):
     __slots__ = ("run_id", "follow")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

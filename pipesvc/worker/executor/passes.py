@@ -1,13 +1,14 @@
-"""One pass of a batch through the stages of a worker: a step of training, or forwards alone.
+"""One pass of a batch through the stages of a worker: a step of training, or forwards alone (evaluation, prediction).
 
 What tells the two apart is here: the actions, the mode of the modules, the random numbers, and how people call it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from torch import nn
 
@@ -16,8 +17,13 @@ from pipesvc.core.actions import EVALUATING, Action
 from pipesvc.core.live import live_peaks
 from pipesvc.errors import PipesvcError, Where
 from pipesvc.rpc.v1 import local_pb2
+from pipesvc.worker.executor import outputs
+from pipesvc.worker.executor.inbox import Parcel
+from pipesvc.worker.executor.program import Parcels
+from pipesvc.worker.executor.stage import Stage
+from pipesvc.worker.port_like import PortLike
 
-# An evaluation draws random numbers for steps that no training reaches; the same ones each time.
+# Such passes draw random numbers for steps that no training reaches; the same ones in each evaluation.
 _FIRST_SEEDED: Final = 1 << 48
 
 
@@ -36,16 +42,18 @@ class Pass:
 
     @property
     def name(self) -> str:
-        issue = self.issue
-        is_plain = self.is_step
-        return (
-            f"step {issue.step}" if is_plain else f"batch {issue.step} of the evaluation after step {issue.after_step}"
-        )
+        match self.issue.kind:
+            case local_pb2.PASS_KIND_EVALUATION:
+                return f"batch {self.issue.step} of the evaluation after step {self.issue.after_step}"
+            case local_pb2.PASS_KIND_PREDICTION:
+                return f"batch {self.issue.step}"
+            case _:
+                return f"step {self.issue.step}"
 
     @property
     def shown_step(self) -> int:
         """Of an evaluation, the step before it."""
-        return self.issue.step if self.is_step else self.issue.after_step
+        return self.issue.after_step if self.issue.kind == local_pb2.PASS_KIND_EVALUATION else self.issue.step
 
     @property
     def seeded_step(self) -> int:
@@ -67,6 +75,30 @@ class Pass:
 
 def is_step(issue: local_pb2.IssueStep) -> bool:
     return issue.kind == local_pb2.PASS_KIND_UNSPECIFIED
+
+
+def forward(
+    port: PortLike, step: Pass, stage: Stage, micro_batch: int, inputs: Parcels, labels: Parcel | None
+) -> Mapping[int, Any]:
+    """Of a pass without a backward. What a prediction gives leaves at once."""
+    issue = step.issue
+    if issue.kind == local_pb2.PASS_KIND_EVALUATION:
+        return stage.evaluate(step.seeded_step, micro_batch, inputs, labels, issue.shares[micro_batch])
+    found = stage.predict(step.seeded_step, micro_batch, inputs)
+    if stage.spec.is_last:
+        for part in outputs.parts(issue, micro_batch, found.result):
+            port.report(local_pb2.FromChild(output_part=part))
+    return found.outputs
+
+
+def measured(step: Pass, stage: Stage) -> list[float]:
+    """Loss and metrics, from the last stage alone. A prediction has no loss."""
+    if step.issue.kind == local_pb2.PASS_KIND_PREDICTION:
+        return [math.nan] if stage.spec.is_last else []
+    if not step.is_step:
+        return stage.take_measured(step.issue.shares)
+    loss = stage.take_loss(step.issue.shares)
+    return [] if loss is None else [loss]
 
 
 def begun(

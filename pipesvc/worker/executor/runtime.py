@@ -81,7 +81,7 @@ class Runtime:
         self._progress = ProgressReporter(port, now_ns)
         self._trace = TraceLog(settings.worker, now_ns)
         self._waits = _Waits()
-        self._eval_mode = passes.EvalMode(root for stage in stages.values() for root in stage.roots())
+        self._eval_mode = passes.EvalMode(root for stage in stages.values() for root in stage.roots().values())
         self._step: Pass | None = None
         self._num_applied = 0
 
@@ -226,8 +226,7 @@ class Runtime:
                 if step.is_step:
                     outputs = stage.forward(number, micro_batch, sent, labels)
                 else:
-                    share = step.issue.shares[micro_batch]
-                    outputs = stage.evaluate(step.seeded_step, micro_batch, sent, labels, share)
+                    outputs = passes.forward(self._port, step, stage, micro_batch, sent, labels)
                 return partial(self._send_outputs, action, number, outputs)
             case ActionKind.WEIGHT_BACKWARD, int(micro_batch):
                 stage.weight_backward(micro_batch)
@@ -268,11 +267,7 @@ class Runtime:
             self._port.report(message)
         issue = step.issue
         applied = local_pb2.StepApplied(step=issue.step, stage=stage.spec.index, kind=issue.kind)
-        if step.is_step:
-            measured = [loss] if (loss := stage.take_loss(issue.shares)) is not None else []
-        else:
-            measured = stage.take_measured(issue.shares)
-        if measured:
+        if measured := passes.measured(step, stage):
             applied.loss = measured[0]
             applied.metrics.extend(measured[1:])
         self._port.report(local_pb2.FromChild(step_applied=applied))

@@ -72,8 +72,8 @@ class SequenceProgram:
     def place_of(self, name: str) -> int:
         return self._places[name]
 
-    def roots(self) -> list[nn.Module]:
-        return [layer for _, layer in self.layers]
+    def roots(self) -> dict[str, nn.Module]:
+        return dict(self.layers)
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from pipesvc.errors import Where
 from pipesvc.model.random_state import same_random_state_after
 from pipesvc.worker.executor import losses, measures, norms
 from pipesvc.worker.executor.inbox import Parcel
-from pipesvc.worker.executor.program import Gradients, Parcels, StageProgram, failed
+from pipesvc.worker.executor.program import Forwarded, Gradients, Parcels, StageProgram, failed
 from pipesvc.worker.executor.spec import StageSpec
 
 
@@ -89,6 +89,11 @@ class Stage:
                 self._measured[micro_batch] = measures.measure(self.spec, found.result, labels, where)
         return found.outputs
 
+    def predict(self, step: int, micro_batch: int, inputs: Parcels) -> Forwarded:
+        """As `forward`, without a graph and a loss."""
+        with torch.no_grad(), same_random_state_after():
+            return self._program.forward(step, micro_batch, inputs)
+
     def backward(self, step: int, micro_batch: int, gradients: Parcels, share: float) -> Gradients:
         """Receiver -> its gradients. `gradients` came from later stages; the last stage begins with its loss."""
         live = self._live.pop(micro_batch)
@@ -150,7 +155,7 @@ class Stage:
         self._measured.clear()
         return totals
 
-    def roots(self) -> list[nn.Module]:
+    def roots(self) -> dict[str, nn.Module]:
         return self._program.roots()
 
     def state_dict(self) -> Mapping[str, Any]:

@@ -60,7 +60,7 @@ def _feeder(port: PortLike, assignment: local_pb2.Assignment, where: Where, wake
     prepare = Preparation(num_micro_batches=plan.micro_batches, weight=calls.bind_weight(job, where), where=where)
     settings = FeederSettings(
         worker=assignment.worker,
-        routes=routes_of(plan, has_labels=job.data.has_labels),
+        routes=routes_of(plan, has_labels=calls.reads_labels(job)),
         is_double_buffered=job.data.double_buffer,
         timeout_s=job.data.timeout_s,
         where=where,

@@ -90,6 +90,7 @@ FIELDS: list[tuple[Make, str, Sequence[object]]] = [
     (job, "include", (3, None, {"a"}, "a", b"a", *([each] for each in NO_NAME if each != "x" * 5000), ["x" * 5000])),
     (job, "strategy", (None, "1F1B", {}, Strategy)),
     (job, "data", (None, [1], DataSource)),
+    (job, "init", (3, b"x", "no.safetensors", "a\0b", [1], Rude())),
     (job, "evaluation", (3, "epoch", data(), Evaluation)),
     (evaluation, "data", (None, [1], DataSource, stream())),
     (evaluation, "every", (None, 3, "step", np.array(["epoch", "a"]), Rude())),

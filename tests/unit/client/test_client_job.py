@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipesvc.client import checks, connection
+from pipesvc.client import checks, run_ids
 from pipesvc.client.calls import Call
 from pipesvc.client.job import DataSource, Evaluation, Job, Optimizer, ScheduleFile, Strategy, StreamSource
 from pipesvc.client.sources import MAX_CAPACITY
@@ -167,7 +167,7 @@ def test_arguments_are_sorted_json() -> None:
 
 
 def test_the_bounds_are_those_of_the_coordinator() -> None:
-    assert connection._RUN_ID == validation._RUN_ID
+    assert run_ids._RUN_ID == validation._RUN_ID
     ours = (MAX_CAPACITY, MAX_MICRO_BATCHES, checks.MAX_WAIT_S)
     assert ours == (validation._MAX_CAPACITY, validation._MAX_MICRO_BATCHES, validation._MAX_WAIT_S)
     assert DataSource(reader, batch_size=8, capacity=MAX_CAPACITY).capacity == MAX_CAPACITY

@@ -64,6 +64,7 @@ def _full_job(user: object) -> Job:
         clip_norm=0.5,
         check_finite=True,
         weight=user.weigh,  # type: ignore[attr-defined]
+        init=Path(user.__file__),  # type: ignore[attr-defined]
         evaluation=Evaluation(
             data=DataSource(user.held_out, batch_size=4, drop_last=True),  # type: ignore[attr-defined]
             every_steps=3,
@@ -80,7 +81,14 @@ def _full_job(user: object) -> Job:
 def test_every_field_of_the_message_is_filled(user: object) -> None:
     submission = make_submission(_full_job(user))
     spec = submission.spec
-    not_for_this_job = {"num_stages", "is_streamed", "double_buffer", "boundary_names", "schedule_text"}
+    not_for_this_job = {
+        "is_prediction",
+        "num_stages",
+        "is_streamed",
+        "double_buffer",
+        "boundary_names",
+        "schedule_text",
+    }
     for message in (spec, spec.data, spec.strategy, spec.evaluation, *spec.evaluation.metrics):
         for field in message.DESCRIPTOR.fields:
             if field.name not in not_for_this_job:
@@ -117,6 +125,7 @@ def test_every_field_of_the_job_changes_the_message(user: object) -> None:
         "check_finite": False,
         "weight": None,
         "evaluation": None,
+        "init": None,
         "name": None,
         "include": ("spec_user_module.py", "*.txt"),
         "worker_wait_s": 11,
