@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pipesvc.client.checks import refusal, refuse
-from pipesvc.client.transport import Transport
 from pipesvc.rpc.v1 import job_pb2, run_pb2
 
 if TYPE_CHECKING:
     from pipesvc.client.run import Run
+    from pipesvc.client.transport import Transport
 
 _PIECE_BYTES: Final = 1 << 20
 # A file of hundreds of gigabytes on a slow line.
@@ -25,9 +25,7 @@ _UPLOAD_S: Final = 24 * 3600.0
 
 def check(name: str, value: object) -> None:
     """A run, or the path of a file that is there."""
-    from pipesvc.client.run import Run
-
-    if isinstance(value, Run):
+    if not isinstance(value, str | Path) and _is_run(value):
         return
     if not isinstance(value, str | Path) or "\0" in str(value):
         raise refusal(name, value, "a run, or the path of a safetensors file")
@@ -39,6 +37,12 @@ def check(name: str, value: object) -> None:
         raise refuse(
             f"{name} is {str(value)!r}, and there is no such file", "For the weights of a run: client.attach(id)"
         )
+
+
+def _is_run(value: object) -> bool:
+    from pipesvc.client.run import Run  # late: it imports gRPC, of which writing a job must stay free
+
+    return isinstance(value, Run)
 
 
 def message(value: Run | str | Path) -> job_pb2.WeightsSource:
