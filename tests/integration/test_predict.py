@@ -66,7 +66,7 @@ def test_a_module_gives_its_own_structure(cluster: pipesvc.Client) -> None:
     model = evaluation_jobs.Structured()
     model.eval()
     rows = torch.stack(list(itertools.islice(jobs.inputs_alone(4), 4)))
-    parts = [model(part) for part in rows.split(2)]
+    parts = [model(part) for part in torch.split(rows, 2)]
     assert list(found) == ["logits", "states", "name"]
     assert torch.equal(found["logits"], torch.cat([part["logits"] for part in parts]))
     assert isinstance(found["states"], tuple)
