@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pipesvc.client.connection import connect as connect
     from pipesvc.client.job import Call as Call
     from pipesvc.client.job import DataSource as DataSource
+    from pipesvc.client.job import Evaluation as Evaluation
     from pipesvc.client.job import Job as Job
     from pipesvc.client.job import Optimizer as Optimizer
     from pipesvc.client.job import ScheduleFile as ScheduleFile
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pipesvc.client.local import LocalCluster as LocalCluster
     from pipesvc.client.local import train as train
     from pipesvc.client.plan_file import read_plan as read_plan
+    from pipesvc.client.run import Evaluated as Evaluated
     from pipesvc.client.run import Run as Run
     from pipesvc.client.run import Step as Step
     from pipesvc.client.watching import PipesvcWarning as PipesvcWarning
@@ -35,6 +37,8 @@ _HOMES = {
     "Call": "pipesvc.client.job",
     "Client": "pipesvc.client.connection",
     "DataSource": "pipesvc.client.job",
+    "Evaluated": "pipesvc.client.run",
+    "Evaluation": "pipesvc.client.job",
     "Job": "pipesvc.client.job",
     "LocalCluster": "pipesvc.client.local",
     "Optimizer": "pipesvc.client.job",

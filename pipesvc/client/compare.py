@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Final, Literal
 
 from pipesvc.client.gantt import KIND_NAMES
-from pipesvc.core.actions import Action, ActionKind
+from pipesvc.core.actions import EVALUATING, Action, ActionKind
 from pipesvc.core.plan_report import PlanReport, StageReport
 from pipesvc.core.timeline import Simulation, Span
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -97,8 +97,8 @@ def observed_in(trace: Sequence[Mapping[str, Any]]) -> Observed:
 
 
 def _span_of(event: Mapping[str, Any]) -> Span | None:
-    """None for what a feeder does."""
-    if event["stage"] < 0:
+    """None for what a feeder does, and for evaluations."""
+    if event["stage"] < 0 or event["action"] == EVALUATING:
         return None
     kind = ActionKind(event["action"])
     is_per_step = kind in (ActionKind.NORM, ActionKind.DECIDE, ActionKind.UPDATE)

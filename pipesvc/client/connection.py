@@ -7,28 +7,29 @@ notebook whose event loop is running, and in any thread.
 from __future__ import annotations
 
 import os
-import re
-import secrets
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pipesvc.client import checks
+from pipesvc.client.await_plan import await_plan
 from pipesvc.client.first_batch import Unstreamed
-from pipesvc.client.job import Job, Strategy, StreamSource
+from pipesvc.client.job import DataSource, Job, Strategy, StreamSource
+from pipesvc.client.predicting import Predictions, prediction_job
 from pipesvc.client.profiling import OnEvent, Profile, profile
 from pipesvc.client.run import Run
+from pipesvc.client.run_ids import check_run_id, new_run_id
 from pipesvc.client.spec import check_is_job, make_submission, measurable
 from pipesvc.client.stale import difference, doubting
 from pipesvc.client.stream import BatchStream
 from pipesvc.client.transport import Transport
-from pipesvc.client.watching import ENDED, NO_STEP, PipesvcWarning, failure_of, watch
-from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.client.watching import PipesvcWarning
+from pipesvc.client.weights_source import send
+from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.net.addresses import COORDINATOR_VARIABLE, DEFAULT_COORDINATOR
 from pipesvc.rpc.v1 import run_pb2
 
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 # Seconds for the first answer.
 CONNECT_S: Final = 10.0
-_PLANNED: Final = frozenset({run_pb2.RUN_STATE_BUILDING, run_pb2.RUN_STATE_RUNNING, run_pb2.RUN_STATE_SAVING}) | ENDED
-_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def connect(address: str | None = None, *, token_file: str | Path | None = None) -> Client:
@@ -110,25 +109,55 @@ class Client:
         client that submitted it first streams them. `on_event` is told the run as soon as the coordinator has it, and
         its changes until `submit` returns.
         """
-        refuse_inside_worker()
         check_is_job(job)
+        return self._submit(job, run_id, on_event, is_planned=is_planned)
+
+    def predict(
+        self,
+        job: Job,
+        data: DataSource | StreamSource | Iterable[Any],
+        weights: Run | str | Path | None = None,
+        *,
+        micro_batches: int | None = None,
+    ) -> Predictions:
+        """What the job's model gives for each batch of `data`, in order, in eval() mode and without gradients.
+
+        An iterable gives the inputs of whole batches. `weights` are those of a run that has ended, or of a safetensors
+        file on this host; None: as the model is built. The run is a few batches ahead of the reading, no more.
+        """
+        check_is_job(job)
+        run = self._submit(prediction_job(job, data, weights, micro_batches), None, None, is_prediction=True)
+        return Predictions(self._transport, run)
+
+    def _submit(
+        self,
+        job: Job,
+        run_id: str | None,
+        on_event: Callable[[run_pb2.Run], None] | None,
+        *,
+        is_planned: bool = False,
+        is_prediction: bool = False,
+    ) -> Run:
+        refuse_inside_worker()
         if run_id is not None:
-            _check_run_id(run_id)
+            check_run_id(run_id)
         planned = self._planned(job, run_id) if job.strategy.is_open or is_planned else None
         if job.strategy.is_open:
             job = replace(job, strategy=planned.strategy if planned else self._strategy_of(run_id, job))
-        submission = make_submission(job)
-        run_id = run_id if run_id is not None else _new_run_id(submission.spec.name)
+        submission = make_submission(job, is_prediction=is_prediction)
+        run_id = run_id if run_id is not None else new_run_id(submission.spec.name)
         request = run_pb2.SubmitRunRequest(run_id=run_id, job=submission.spec, bundle=submission.bundle.data)
         if isinstance(job.data, StreamSource) and run_id not in self._streams and not self._exists(run_id):
             self._streams[run_id] = None
             self._unstreamed.look_ahead(job, request.job.data)
+        if isinstance(job.init, str | Path):
+            send(self._transport, Path(job.init), submission.spec.weights.sha256)
         try:
             response = self._transport.call(self._transport.stub.SubmitRun, request)
             if on_event is not None:
                 on_event(response.run)
             with doubting(planned is not None):
-                self._await_plan(run_id, job, on_event)
+                await_plan(self._transport, run_id, job, on_event, self.farewell)
             if planned is not None:
                 self._warn_of_other_layers(run_id, planned)
         except KeyboardInterrupt as interrupt:
@@ -180,7 +209,7 @@ class Client:
 
     def attach(self, run_id: str) -> Run:
         """A run that was submitted by this or another process."""
-        _check_run_id(run_id)
+        check_run_id(run_id)
         run = Run(self._transport, run_id)
         run.info()
         return run
@@ -230,7 +259,7 @@ class Client:
     def _warn_of_other_layers(self, run_id: str, planned: Planned) -> None:
         run = self.attach(run_id)
         if run.info().plan_json and (text := difference(planned.plan, run.plan())):
-            warnings.warn(text, PipesvcWarning, stacklevel=3)
+            warnings.warn(text, PipesvcWarning, stacklevel=4)
 
     def _exists(self, run_id: str) -> bool:
         try:
@@ -241,60 +270,15 @@ class Client:
             return False
         return True
 
-    def _await_plan(self, run_id: str, job: Job, on_event: Callable[[run_pb2.Run], None] | None) -> None:
-        limit_s = 2 * job.worker_wait_s + job.build_timeout_s
-        shown: set[str] = set()
-        try:
-            with closing(watch(self._transport, run_id, from_step=NO_STEP, limit_s=limit_s)) as events:
-                for event in events:
-                    if not isinstance(event, run_pb2.Run):
-                        continue
-                    if on_event is not None:
-                        on_event(event)
-                    for text in event.warnings:
-                        if text not in shown:
-                            shown.add(text)
-                            warnings.warn(text, PipesvcWarning, stacklevel=3)
-                    failure = failure_of(event)
-                    if failure is not None:
-                        raise failure
-                    if event.plan_json or event.state in _PLANNED or _stands_behind_another(event):
-                        return
-        except PipesvcError as error:
-            if error.code is not ErrorCode.TIMED_OUT:
-                raise
-            raise PipesvcError(
-                ErrorCode.TIMED_OUT,
-                f"the run has no plan after {limit_s:g} s",
-                advice=self.farewell(run_id),
-                where=Where(run_id=run_id),
-            ) from None
-
     def _start_stream(self, run_id: str, job: Job) -> BatchStream | None:
         if not isinstance(job.data, StreamSource):
             return None
         if run_id not in self._streams:
             text = f"the run {run_id} was there before: its batches come from the client that submitted it first"
-            warnings.warn(text, PipesvcWarning, stacklevel=3)
+            warnings.warn(text, PipesvcWarning, stacklevel=4)
             return None
-        if self._streams[run_id] is None:
+        stream = self._streams[run_id]
+        if stream is None:
             batches = self._unstreamed.take(job.data)
-            self._streams[run_id] = BatchStream(self._transport, run_id, batches, job.max_steps)
-        return self._streams[run_id]
-
-
-def _check_run_id(run_id: object) -> None:
-    if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
-        valid = "1 to 64 letters, digits, dots, dashes and underscores, with a letter or digit first"
-        raise checks.refusal("the run id", run_id, valid)
-
-
-def _stands_behind_another(run: run_pb2.Run) -> bool:
-    """True for an inspected run that waits for the end of another; its plan is made when its turn comes."""
-    others = {awaited.from_whom for awaited in run.awaited} - {f"run {run.run_id}"}
-    return run.state == run_pb2.RUN_STATE_QUEUED and any(whom.startswith("run ") for whom in others)
-
-
-def _new_run_id(name: str) -> str:
-    readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
-    return f"{readable}-{secrets.token_hex(4)}"
+            stream = self._streams[run_id] = BatchStream(self._transport, run_id, batches, job.max_steps)
+        return stream

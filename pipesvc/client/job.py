@@ -7,80 +7,23 @@ can know (layers, devices, shapes) is checked at submit.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pipesvc.client import checks
+from pipesvc.client import checks, weights_source
 from pipesvc.client.calls import Call, Optimizer, as_call, check_function
 from pipesvc.client.checks import refuse
+from pipesvc.client.evaluation import Evaluation
 from pipesvc.client.schedule_file import ScheduleFile
+from pipesvc.client.sources import DataSource, StreamSource
 from pipesvc.client.strategy import Strategy
 
-__all__ = ["Call", "DataSource", "Job", "Optimizer", "ScheduleFile", "Strategy", "StreamSource"]
+if TYPE_CHECKING:
+    from pipesvc.client.run import Run
 
-# Batches; the coordinator refuses more.
-MAX_CAPACITY: Final = 65_536
-_YIELDS = ("sample", "sample_list", "batch")
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """The options that both kinds of source have."""
-
-    source: Any
-    _: dataclasses.KW_ONLY
-    batch_size: int | None = None
-    """Rows of a full batch. It may be left out where the source yields whole batches."""
-    capacity: int = 64
-    """Batches read ahead, at most."""
-    double_buffer: bool = True
-    """False: a batch is read only when the one before has trained. It changes no number."""
-    yields: str = "sample"
-    """What one item is: one "sample", a "sample_list" that makes a batch, or a whole "batch"."""
-    drop_last: bool = False
-    """Leave out the last batch when it is short."""
-    labels: bool = True
-    """False: an item is the input alone; else it is (input, label)."""
-    timeout_s: float = 600.0
-    """How long the source may take for one batch."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.yields, str) or self.yields not in _YIELDS:
-            raise checks.refusal("yields", self.yields, f"one of {', '.join(_YIELDS)}")
-        if self.yields != "batch" and self.batch_size is None:
-            raise refuse(f'batch_size is missing; with yields="{self.yields}" say how many samples make a full batch')
-        checks.whole_or_none("batch_size", self.batch_size, 1)
-        fix = "It counts whole batches; a few more than the training uses while the source is slow are enough"
-        checks.whole("capacity", self.capacity, 1, MAX_CAPACITY, advice=fix)
-        for name in ("double_buffer", "drop_last", "labels"):
-            checks.flag(name, getattr(self, name))
-        checks.duration("timeout_s", self.timeout_s)
-
-
-@dataclass(frozen=True, slots=True)
-class DataSource(_Source):
-    """`source` is a function that returns an iterable; it runs on a worker, once per epoch.
-
-    It must give the same when it is called again: when the job is submitted, it is called once more for a first batch,
-    which is tried in the model and dropped.
-    """
-
-    def __post_init__(self) -> None:
-        _Source.__post_init__(self)
-        as_call(self.source, what="source")
-
-
-@dataclass(frozen=True, slots=True)
-class StreamSource(_Source):
-    """`source` is an iterable in this process; its batches are streamed to the run, which needs it so long."""
-
-    def __post_init__(self) -> None:
-        _Source.__post_init__(self)
-        if not isinstance(self.source, Iterable):
-            fix = "Call it: StreamSource(reader())" if callable(self.source) else ""
-            raise refuse(f"source is a {type(self.source).__name__}, which cannot be iterated", fix)
+__all__ = ["Call", "DataSource", "Evaluation", "Job", "Optimizer", "ScheduleFile", "Strategy", "StreamSource"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +48,11 @@ class Job:
     """End the run with NON_FINITE_LOSS instead of training on."""
     weight: Callable[..., Any] | Call | None = None
     """weight(labels) gives one number per row; None: every row weighs the same."""
+    evaluation: Evaluation | None = None
+    """Loss and metrics of other data, as the run goes on."""
+    init: Run | str | Path | None = None
+    """Weights to begin with, by name: those of a run that has ended, or of a safetensors file on this host; None: the
+    model as it is built."""
     name: str | None = None
     """For people; None: the name of the model function."""
     include: Sequence[str] = ()
@@ -139,6 +87,9 @@ class Job:
         self._check_texts()
         checks.is_a("strategy", self.strategy, Strategy, "a pipesvc.Strategy", "Write strategy=pipesvc.Strategy(...)")
         self._check_data()
+        self._check_evaluation()
+        if self.init is not None:
+            weights_source.check("init", self.init)
 
     def _check_optimizer(self) -> None:
         if isinstance(self.optimizer, Optimizer):
@@ -171,6 +122,18 @@ class Job:
             raise refuse(
                 f"epochs is {self.epochs}, but a streamed source is read once",
                 "Leave epochs out and repeat the data in the iterable",
+            )
+
+    def _check_evaluation(self) -> None:
+        if self.evaluation is None:
+            return
+        fix = "Write evaluation=pipesvc.Evaluation(data=pipesvc.DataSource(reader, batch_size=8))"
+        checks.is_a("evaluation", self.evaluation, Evaluation, "a pipesvc.Evaluation", fix)
+        if self.evaluation.data.labels != self.data.labels:
+            given = [f"labels={each.labels}" for each in (self.data, self.evaluation.data)]
+            raise refuse(
+                f"data has {given[0]} and the data of evaluation has {given[1]}; one loss reads both",
+                "Give labels in both, or in neither",
             )
 
     def _check_numbers(self) -> None:

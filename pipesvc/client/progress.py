@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import IO, Final, Protocol
 
 from pipesvc.client.run import Run
-from pipesvc.client.watching import ENDED, Step, state_name
+from pipesvc.client.watching import ENDED, Evaluated, Step, state_name
 from pipesvc.rpc.v1 import run_pb2
 
 _NUM_RECENT: Final = 50
@@ -54,6 +54,7 @@ class Pace:
 class _View(Protocol):
     def state(self, run: run_pb2.Run) -> None: ...
     def step(self, step: Step) -> None: ...
+    def evaluation(self, found: Evaluated) -> None: ...
     def close(self) -> None: ...
 
 
@@ -67,6 +68,8 @@ def follow(run: Run, *, file: IO[str] | None = None, from_step: int = 1) -> str:
             for event in events:
                 if isinstance(event, Step):
                     view.step(event)
+                elif isinstance(event, Evaluated):
+                    view.evaluation(event)
                 else:
                     state = state_name(event.state)
                     view.state(event)
@@ -149,6 +152,10 @@ class _Lines:
         if self._clock() - self._shown_at >= _LINE_EVERY_S:
             self._flush()
 
+    def evaluation(self, found: Evaluated) -> None:
+        self._flush()
+        self._print(str(found))
+
     def close(self) -> None:
         self._flush()
 
@@ -190,6 +197,9 @@ class _Bar:
         self._pace.add(step)
         text = step_text(step, self._num_steps, self._pace)
         self._progress.update(self._task, completed=step.index, text=text)
+
+    def evaluation(self, found: Evaluated) -> None:
+        self._progress.console.print(str(found), highlight=False, markup=False)
 
     def close(self) -> None:
         self._progress.stop()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipesvc.client import checks, weights_file
 from pipesvc.client.transport import Transport
-from pipesvc.client.watching import ENDED, NO_STEP, PipesvcWarning, Step, failure_of, state_name, watch
+from pipesvc.client.watching import ENDED, NO_STEP, Evaluated, PipesvcWarning, Step, failure_of, state_name, watch
 from pipesvc.core.plan import Plan
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import local_pb2, run_pb2, types_pb2
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pipesvc.client.stream import BatchStream
 
-__all__ = ["LogLine", "Run", "Step"]
+__all__ = ["Evaluated", "LogLine", "Run", "Step"]
 
 # Seconds. A cancelled run still commits what was issued and stores its weights; the coordinator bounds that at 30.
 _CANCEL_S: Final = 60.0
@@ -71,8 +71,11 @@ class Run:
     def has_ended(self) -> bool:
         return self.info().state in ENDED
 
-    def events(self, from_step: int = 1) -> Generator[run_pb2.Run | Step, None, None]:
-        """Steps, and the run's state whenever it changes, until the end; raises what failed the run."""
+    def events(self, from_step: int = 1) -> Generator[run_pb2.Run | Step | Evaluated, None, None]:
+        """Steps, evaluations behind their step, and the run whenever its state changes, until the end.
+
+        Raises what failed the run.
+        """
         last: run_pb2.Run | None = None
         told: set[str] = set()  # what was known before is told at submission
         with closing(watch(self._transport, self.run_id, from_step)) as events:
@@ -116,6 +119,19 @@ class Run:
                         if event.index >= info.num_committed_steps:
                             break
         return losses
+
+    def evaluations(self) -> list[Evaluated]:
+        """The evaluations so far, first to last."""
+        last = self.info().evaluated_step
+        found: list[Evaluated] = []
+        if last:
+            with closing(watch(self._transport, self.run_id)) as events:
+                for event in events:
+                    if isinstance(event, Evaluated):
+                        found.append(event)
+                        if event.step >= last:
+                            break
+        return found
 
     def save_weights(self, path: str | Path) -> int:
         """Write the whole model's state as one safetensors file; returns the step after which it was taken.

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from pipesvc.client import checks
+from pipesvc.client import checks, weights_source
 from pipesvc.client.bundle import Bundle, make_bundle
 from pipesvc.client.calls import Call, as_call
-from pipesvc.client.job import Job, Strategy, StreamSource
+from pipesvc.client.evaluation import Evaluation
+from pipesvc.client.job import DataSource, Job, Strategy, StreamSource
 from pipesvc.client.notebook import Notebook, make_notebook
 from pipesvc.client.references import Reference, resolve
 from pipesvc.client.schedule_file import ScheduleFile
@@ -29,6 +30,9 @@ _YIELDS = {
     "sample_list": job_pb2.YIELDS_SAMPLE_LIST,
     "batch": job_pb2.YIELDS_BATCH,
 }
+# How calls are named here that are no field of the job.
+_EVALUATION_SOURCE: Final = "evaluation source"
+_METRIC: Final = "metric "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,22 +43,32 @@ class Submission:
     bundle: Bundle
 
 
-def make_submission(job: Job) -> Submission:
-    """Resolve every function of the job, bundle the sources, and write the message."""
-    calls: dict[str, Call] = {"model": as_call(job.model, what="model"), "optimizer": job.optimizer}
-    for what in ("loss", "weight"):
-        value = getattr(job, what)
-        if value is not None:
-            calls[what] = as_call(value, what=what)
+def make_submission(job: Job, *, is_prediction: bool = False) -> Submission:
+    """Resolve every function of the job, bundle the sources, and write the message.
+
+    A prediction needs nothing of what a training needs beside the model.
+    """
+    calls: dict[str, Call] = {"model": as_call(job.model, what="model")}
+    if not is_prediction:
+        calls["optimizer"] = job.optimizer
+        for what in ("loss", "weight"):
+            value = getattr(job, what)
+            if value is not None:
+                calls[what] = as_call(value, what=what)
     if not isinstance(job.data, StreamSource):
         calls["source"] = as_call(job.data.source, what="source")
+    if job.evaluation is not None:
+        calls |= _evaluation_calls(job.evaluation)
     references = {what: resolve(call.function) for what, call in calls.items()}
     notebook = _notebook_of(list(references.values()))
     bundle = _bundle_of(job, references, notebook)
     spec = job_pb2.JobSpec(
         name=job.name or references["model"].qualname,
-        data=_data_spec(job),
+        data=_data_spec(job.data),
+        evaluation=_evaluation_spec(job.evaluation, job.strategy) if job.evaluation is not None else None,
         strategy=_strategy_spec(job.strategy),
+        is_prediction=is_prediction,
+        weights=weights_source.message(job.init) if job.init is not None else None,
         epochs=job.num_epochs,
         max_steps=job.max_steps or 0,
         seed=job.seed,
@@ -69,8 +83,8 @@ def make_submission(job: Job) -> Submission:
     )
     for what, call in calls.items():
         target = references[what].target(notebook.name if notebook else "")
-        message = spec.data.source if what == "source" else getattr(spec, what)
-        message.CopyFrom(types_pb2.Call(target=target, arguments_json=call.arguments_json))
+        place = _place_of(spec, what)
+        place.CopyFrom(types_pb2.Call(target=target, arguments_json=call.arguments_json))
     return Submission(spec=spec, bundle=bundle)
 
 
@@ -80,15 +94,42 @@ def measurable(job: Job) -> Job:
     check_is_job(job)
     asked = job.strategy
     strategy = Strategy(micro_batches=asked.micro_batches, allow_cpu_for_gpu=asked.allow_cpu_for_gpu)
-    return replace(job, strategy=strategy)
+    return replace(job, strategy=strategy, init=None)
 
 
 def check_is_job(job: object) -> None:
     checks.is_a("the job", job, Job, "a pipesvc.Job")
 
 
-def _data_spec(job: Job) -> job_pb2.DataSpec:
-    data = job.data
+def _place_of(spec: job_pb2.JobSpec, what: str) -> types_pb2.Call:
+    """Where in the message the call with this name belongs."""
+    if what == "source":
+        return spec.data.source
+    if what == _EVALUATION_SOURCE:
+        return spec.evaluation.data.source
+    if what.startswith(_METRIC):
+        return next(each.call for each in spec.evaluation.metrics if each.name == what.removeprefix(_METRIC))
+    place: types_pb2.Call = getattr(spec, what)
+    return place
+
+
+def _evaluation_calls(evaluation: Evaluation) -> dict[str, Call]:
+    calls = {_EVALUATION_SOURCE: as_call(evaluation.data.source, what="source")}
+    for name, function in evaluation.metrics.items():
+        calls[_METRIC + name] = as_call(function, what=f"metrics[{name!r}]")
+    return calls
+
+
+def _evaluation_spec(evaluation: Evaluation, strategy: Strategy) -> job_pb2.EvaluationSpec:
+    return job_pb2.EvaluationSpec(
+        data=_data_spec(evaluation.data),
+        every_steps=evaluation.every_steps or 0,
+        micro_batches=evaluation.micro_batches or strategy.micro_batches,
+        metrics=[job_pb2.MetricSpec(name=name) for name in evaluation.metrics],
+    )
+
+
+def _data_spec(data: DataSource | StreamSource) -> job_pb2.DataSpec:
     return job_pb2.DataSpec(
         is_streamed=isinstance(data, StreamSource),
         yields=_YIELDS[data.yields],

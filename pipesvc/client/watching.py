@@ -43,6 +43,40 @@ class Step:
     """When all stages had applied it, in seconds since 1970, by the coordinator's clock."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """What an evaluation has found."""
+
+    step: int
+    """The weights are those after this step."""
+    epoch: int
+    """In which that step was, counted from 0."""
+    loss: float
+    """Mean over the rows of the evaluation data, or over their weights."""
+    metrics: dict[str, float]
+    """Such means too, by name."""
+    num_rows: int
+    time: float
+    """When it was done, in seconds since 1970, by the coordinator's clock."""
+
+    def __str__(self) -> str:
+        """ "evaluation after step 10: loss 0.1234, accuracy 0.9300, 200 rows"."""
+        values = {"loss": self.loss} | self.metrics
+        said = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+        return f"evaluation after step {self.step}: {said}, {self.num_rows} rows"
+
+
+def evaluated_of(record: run_pb2.EvaluationRecord) -> Evaluated:
+    return Evaluated(
+        step=record.step,
+        epoch=record.epoch,
+        loss=record.loss,
+        metrics={metric.name: metric.value for metric in record.metrics},
+        num_rows=record.num_rows,
+        time=record.evaluated_unix_ns / 1e9,
+    )
+
+
 def step_of(record: run_pb2.StepRecord) -> Step:
     return Step(
         index=record.step,
@@ -70,12 +104,13 @@ def failure_of(run: run_pb2.Run) -> PipesvcError | None:
 
 def watch(
     transport: Transport, run_id: str, from_step: int = 1, *, limit_s: float | None = None
-) -> Generator[run_pb2.Run | Step, None, None]:
-    """The run whenever it changes, and each step once in ascending order, until the run has ended.
+) -> Generator[run_pb2.Run | Step | Evaluated, None, None]:
+    """The run whenever it changes, and each step and evaluation once in ascending order, until the run has ended.
 
     A run may train for weeks, so there is no limit unless `limit_s` sets one; a lost coordinator ends the watch.
     """
     next_step, is_over = max(1, from_step), False
+    next_evaluation = next_step
     retries = Retries()
     while not is_over:
         request = run_pb2.WatchRunRequest(run_id=run_id, from_step=next_step)
@@ -88,6 +123,10 @@ def watch(
                     if event.step.step >= next_step:
                         next_step = event.step.step + 1
                         yield step_of(event.step)
+                elif event.HasField("evaluation"):
+                    if event.evaluation.step >= next_evaluation:
+                        next_evaluation = event.evaluation.step + 1
+                        yield evaluated_of(event.evaluation)
                 else:
                     is_over = event.run.state in ENDED
                     yield event.run

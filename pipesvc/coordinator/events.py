@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pipesvc.coordinator.output_events import DropOutputs, OutputsFailed, OutputsTaken, ReaderCame, ReaderWent
 from pipesvc.core.costs import Costs
 from pipesvc.rpc.v1 import job_pb2, run_pb2, types_pb2, worker_pb2
 
@@ -145,6 +146,10 @@ Event = (
     | ShardGrown
     | WeightsMerged
     | RunConcluded
+    | ReaderCame
+    | ReaderWent
+    | OutputsTaken
+    | OutputsFailed
     | WarningRaised
     | Ticked
 )
@@ -203,6 +208,14 @@ class RecordStep:
 
     run_id: str
     record: run_pb2.StepRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordEvaluation:
+    """An evaluation is done: journal it and show it."""
+
+    run_id: str
+    record: run_pb2.EvaluationRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,10 +287,12 @@ Command = (
     | RecordPlan
     | RecordApplied
     | RecordStep
+    | RecordEvaluation
     | MergeShards
     | KeepWeights
     | AnswerWeights
     | DropWeights
+    | DropOutputs
     | ConcludeRun
     | ReportProfile
     | EndProfile

@@ -72,22 +72,22 @@ def not_ready(whom: Sequence[str], limit_s: float) -> types_pb2.ErrorReport:
     return failure(ErrorCode.BUILD_TIMED_OUT, message, advice="Raise build_timeout_s, or look at `pipesvc logs`")
 
 
-def no_batch(step: int, limit_s: float, feeder_worker: str) -> types_pb2.ErrorReport:
-    """A feeder that does not even say that its source is late."""
-    message = f"no batch for step {step} within {limit_s:g} s, and no word of the feeder"
+def no_batch(what: str, limit_s: float, feeder_worker: str, step: int) -> types_pb2.ErrorReport:
+    """A feeder that does not even say that its source is late. `what` is the batch that is due."""
+    message = f"{what} did not come within {limit_s:g} s, and no word of the feeder"
     advice = "Raise the data source's timeout, or look why it blocks"
     return failure(ErrorCode.DATA_SOURCE_TIMED_OUT, message, advice=advice, worker=feeder_worker, step=step)
 
 
-def step_timed_out(step: int, record: RunRecord, late: Sequence[tuple[int, str]]) -> types_pb2.ErrorReport:
-    """A step that stages, each with its worker, hold up."""
+def step_timed_out(what: str, record: RunRecord, late: Sequence[tuple[int, str]], step: int) -> types_pb2.ErrorReport:
+    """What was not done, for stages, each with its worker, hold it up."""
     compiles = record.job.strategy.compiles
     why = " (compile=True: compiling is part of a step, the first one and those with new shapes)" if compiles else ""
     said = ", ".join(f"stage {stage} on {worker}" for stage, worker in late)
     stage, worker = late[0]
     return failure(
         ErrorCode.STEP_TIMED_OUT,
-        f"step {step} was not applied within {record.step_limit_s:g} s by {said}{why}",
+        f"{what} within {record.step_limit_s:g} s by {said}{why}",
         advice="Raise step_timeout_s if the step is honest work; `pipesvc status` names what each stage awaits",
         worker=worker,
         stage=stage,

@@ -53,8 +53,12 @@ class Feed:
     # --- asked by the services --------------------------------------------------------------------------------------
 
     async def events(self, run_id: str, from_step: int) -> AsyncIterator[run_pb2.WatchRunResponse]:
-        """The run whenever it has changed, each step once from `from_step` on, and at last the run as it has ended."""
+        """The run whenever it has changed, each step once from `from_step` on, and at last the run as it has ended.
+
+        Evaluations come behind their step, that of the step before `from_step` too.
+        """
         next_step, seen = max(1, from_step), -1
+        next_evaluation = next_step - 1
         with self.watching(run_id) as woken:
             while True:
                 woken.clear()
@@ -63,10 +67,18 @@ class Feed:
                 if version != seen and not is_ended:
                     yield run_pb2.WatchRunResponse(run=run)
                 seen = version
+                evaluations: list[run_pb2.EvaluationRecord] = []
+                if run.evaluated_step >= next_evaluation:
+                    evaluations = await self._journal.evaluations(run_id, next_evaluation)
+                    next_evaluation = run.evaluated_step + 1
                 while next_step <= run.num_committed_steps:
                     for record in await self._steps(run_id, next_step):
+                        while evaluations and evaluations[0].step < record.step:
+                            yield run_pb2.WatchRunResponse(evaluation=evaluations.pop(0))
                         yield run_pb2.WatchRunResponse(step=record)
                         next_step = record.step + 1
+                for evaluation in evaluations:
+                    yield run_pb2.WatchRunResponse(evaluation=evaluation)
                 if is_ended:
                     yield run_pb2.WatchRunResponse(run=run)
                     return

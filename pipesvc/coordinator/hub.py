@@ -14,10 +14,11 @@ import traceback
 from collections.abc import Coroutine
 from typing import BinaryIO, Final
 
-from pipesvc.coordinator import events
+from pipesvc.coordinator import events, output_events
 from pipesvc.coordinator.admission import admit
 from pipesvc.coordinator.failures import failure
 from pipesvc.coordinator.feed import Feed
+from pipesvc.coordinator.files_desk import FilesDesk, weights_message
 from pipesvc.coordinator.journal import Journal
 from pipesvc.coordinator.machine import Machine
 from pipesvc.coordinator.outbox import Outbox, Session
@@ -39,6 +40,7 @@ class Hub:
         self.machine: Final = machine
         self.store: Final = store
         self.feed: Final = Feed(machine, journal)
+        self.files: Final = FilesDesk(machine, store, self.feed, self.tell)
         self.profiles: Final = ProfileDesk(machine, store, self.tell)
         self._weights_desk = WeightsDesk(machine, store, self.tell, self._warn)
         self._journal = journal
@@ -140,7 +142,24 @@ class Hub:
         elif report.HasField("state_chunk"):
             await self._weights_desk.store_chunk(session.number, message.child_report.run_id, report.state_chunk)
             return
+        elif report.HasField("output_part"):
+            await self.files.store_output(session.number, message.child_report.run_id, report.output_part)
+            return
+        elif report.HasField("read_weights"):
+            self.tell(events.Heard(session=session.number))
+            await self._send_weights(session, message.child_report)
+            return
         self.tell(events.WorkerSpoke(session=session.number, message=message))
+
+    async def _send_weights(self, session: Session, report: worker_pb2.ChildReport) -> None:
+        try:
+            piece = await self.files.piece(report.run_id, report.report.read_weights)
+        except OSError as error:
+            problem = f"the weights cannot be read: {error}"
+            self.tell(output_events.OutputsFailed(run_id=report.run_id, problem=problem))
+            return
+        if piece is not None:
+            session.outbox.put(weights_message(report.run_id, report.role, piece))
 
     def _store_lines(self, worker: str, lines: worker_pb2.LogLines) -> None:
         if self.machine.record(lines.run_id) is None:
@@ -181,6 +200,8 @@ class Hub:
             case events.RecordStep():
                 self._journal.add_step(command.run_id, command.record)
                 self.feed.step_committed(command.run_id, command.record)
+            case events.RecordEvaluation():
+                self._journal.add_evaluation(command.run_id, command.record)
             case events.RecordApplied():
                 self._journal.add_applied(command.run_id, command.stage, command.step)
             case events.RecordPlan():
@@ -193,6 +214,8 @@ class Hub:
                 self._weights_desk.keep(command)
             case events.DropWeights():
                 self.store.drop_weights(command.run_id, command.step)
+            case output_events.DropOutputs():
+                self.store.drop_output(command.run_id, command.step)
             case events.AnswerWeights():
                 self._answer(command)
             case events.ReportProfile() | events.EndProfile():
@@ -216,6 +239,7 @@ class Hub:
         self.feed.run_changed(run)
         if run.state in ENDED_STATES:
             self.store.end_run(run.run_id)
+            self.store.sources.keep_only(self.machine.named_files())
 
     def _answer(self, command: events.AnswerWeights) -> None:
         future = self._asked.get(command.ticket)

@@ -38,6 +38,8 @@ CREATE TABLE IF NOT EXISTS plans (
 CREATE TABLE IF NOT EXISTS steps (
     run_id TEXT NOT NULL, step INTEGER NOT NULL, epoch INTEGER NOT NULL, loss REAL, num_rows INTEGER NOT NULL,
     committed_unix_ns INTEGER NOT NULL, PRIMARY KEY (run_id, step)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS evaluations (
+    run_id TEXT NOT NULL, step INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS applied (
     run_id TEXT NOT NULL, stage INTEGER NOT NULL, step INTEGER NOT NULL, PRIMARY KEY (run_id, stage)) WITHOUT ROWID;
 """
@@ -135,6 +137,10 @@ class Journal:
         values = (run_id, record.step, record.epoch, record.loss, record.num_rows, record.committed_unix_ns)
         self._execute("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?)", values)
 
+    def add_evaluation(self, run_id: str, record: run_pb2.EvaluationRecord) -> None:
+        values = (run_id, record.step, record.SerializeToString(deterministic=True))
+        self._execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?)", values)
+
     async def flush(self) -> None:
         """Return when everything before is on the disk; raises INTERNAL when it cannot be."""
         await self._ask(self._check)
@@ -158,6 +164,12 @@ class Journal:
             )
             for step, epoch, loss, num_rows, committed_unix_ns in rows
         ]
+
+    async def evaluations(self, run_id: str, from_step: int) -> list[run_pb2.EvaluationRecord]:
+        """In order, those of the weights after this step or a later one."""
+        sql = "SELECT record FROM evaluations WHERE run_id = ? AND step >= ? ORDER BY step"
+        rows = await self._ask(lambda db: db.execute(sql, (run_id, from_step)).fetchall())
+        return [run_pb2.EvaluationRecord.FromString(record) for (record,) in rows]
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
@@ -240,6 +252,10 @@ def _stored_runs(connection: sqlite3.Connection) -> list[StoredRun]:
         run = run_pb2.Run.FromString(snapshot)
         steps = connection.execute("SELECT coalesce(max(step), 0) FROM steps WHERE run_id = ?", (run_id,)).fetchone()
         run.num_committed_steps = steps[0]
+        last = connection.execute(
+            "SELECT coalesce(max(step), 0) FROM evaluations WHERE run_id = ?", (run_id,)
+        ).fetchone()
+        run.evaluated_step = last[0]
         applied = connection.execute("SELECT step FROM applied WHERE run_id = ? ORDER BY stage", (run_id,))
         run.stage_steps[:] = [step for (step,) in applied]
         stored.append(StoredRun(run=run, job=job_pb2.JobSpec.FromString(job)))

@@ -29,6 +29,10 @@ CANCEL_BOUND_S: Final = 30.0
 SAVE_IDLE_S: Final = 60.0
 # Writing the shards into one file, on the coordinator's own disk.
 MERGE_BOUND_S: Final = 600.0
+# Batches of a prediction that are computed or lie on the disk, and that the client has not said to have.
+WINDOW_OUTPUTS: Final = 4
+# A client that reads the outputs may lose its connection and come back.
+READER_BOUND_S: Final = 30.0
 # The journal's last word on a run.
 CONCLUDE_BOUND_S: Final = 30.0
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Final
 
-from pipesvc.coordinator import saves
+from pipesvc.coordinator import outputs, saves
 from pipesvc.coordinator.events import (
     AnswerWeights,
     Command,
@@ -36,6 +36,8 @@ from pipesvc.coordinator.events import (
 )
 from pipesvc.coordinator.failures import failure, lost
 from pipesvc.coordinator.fleet import Fleet, Loss, Member
+from pipesvc.coordinator.output_events import OutputsFailed, OutputsTaken, ReaderCame, ReaderWent
+from pipesvc.coordinator.outputs import Outputs
 from pipesvc.coordinator.profile_machine import ProfileMachine
 from pipesvc.coordinator.run_machine import RunMachine
 from pipesvc.coordinator.run_record import Phase, RunRecord, without_first
@@ -81,6 +83,10 @@ class Machine:
 
     def live_runs(self) -> list[run_pb2.Run]:
         return [self.run(run_id) for run_id in self._live]
+
+    def named_files(self) -> set[str]:
+        """The hashes of the files that live runs read weights from."""
+        return {live.record.job.weights.sha256 for live in self._live.values()}
 
     def find(self, run_id: str, job: job_pb2.JobSpec) -> run_pb2.Run | None:
         """The run that this very job was submitted as; another job under the id is refused."""
@@ -140,8 +146,11 @@ class Machine:
             case ProfileAbandoned():
                 if (asked := self._profiles.get(event.profile_id)) is not None:
                     asked.abandon(turn)
-            case RunCancelled() | WeightsMerged() | RunConcluded():
+            case RunCancelled() | WeightsMerged() | RunConcluded() | OutputsFailed():
                 self._tell_run(event, turn)
+            case ReaderCame() | ReaderWent() | OutputsTaken():
+                if (record := self.record(event.run_id)) is not None:
+                    outputs.told(record, turn, event)
             case WarningRaised():
                 if (record := self.record(event.run_id)) is not None:
                     record.other_warnings.append(event.text)
@@ -157,7 +166,7 @@ class Machine:
         if member is not None and not is_known:
             turn.probe(self.fleet.reach.joined(member, self.fleet.available, turn.now_s))
 
-    def _tell_run(self, event: RunCancelled | WeightsMerged | RunConcluded, turn: Turn) -> None:
+    def _tell_run(self, event: RunCancelled | WeightsMerged | RunConcluded | OutputsFailed, turn: Turn) -> None:
         live = self._live.get(event.run_id)
         if live is None:
             return
@@ -168,6 +177,8 @@ class Machine:
                 live.weights_merged(turn, step=event.step, problem=event.problem)
             case RunConcluded():
                 live.concluded(event.problem)
+            case OutputsFailed():
+                live.fail(turn, failure(ErrorCode.INTERNAL, event.problem, advice="Look at the coordinator's disk"))
 
     def _submit(self, event: RunSubmitted, turn: Turn) -> None:
         if self.find(event.run_id, event.job) is not None:
@@ -178,6 +189,7 @@ class Machine:
             link_token=event.link_token,
             term=self.term,
             submitted_s=event.submitted_s or turn.now_s,
+            outputs=Outputs(unread_since_s=turn.now_s) if event.job.is_prediction else None,
         )
         self._digests[event.run_id] = _digest(event.job)
         self._live[event.run_id] = RunMachine(record, turn.now_s)

@@ -42,9 +42,9 @@ class MessageFile:
             if self._num_bytes + len(data) + len(message) + _LENGTH_BYTES > self._max_bytes:
                 is_full = True
                 if last_message:
-                    data += _framed(last_message)
+                    data += framed(last_message)
                 break
-            data += _framed(message)
+            data += framed(message)
         self._write(data)
         self.is_full = is_full
         return is_full
@@ -75,7 +75,8 @@ class MessageFile:
         self._is_torn = False
 
 
-def _framed(message: bytes) -> bytes:
+def framed(message: bytes) -> bytes:
+    """As a message lies in the file."""
     return len(message).to_bytes(_LENGTH_BYTES, "little") + message
 
 

@@ -82,7 +82,9 @@ def plan_warnings(job: job_pb2.JobSpec, plan: Plan, fleet: Fleet) -> tuple[str, 
     crew = [member for member in fleet.available if member.name in names]
     executors = {member.name: member.registration.fingerprint for member in crew if member.name in plan.workers}
     unreached = tuple(str(finding) for finding in _unreached_in(job, plan, fleet))
-    return (*plan.warnings, *_version_warnings(job, crew), *fingerprint_warnings(executors), *unreached)
+    # A prediction has several batches under way, and no schedule of its own.
+    of_schedule = () if job.is_prediction else plan.warnings
+    return (*of_schedule, *_version_warnings(job, crew), *fingerprint_warnings(executors), *unreached)
 
 
 def unreachable(job: job_pb2.JobSpec, plan: Plan, fleet: Fleet, now_s: float) -> types_pb2.ErrorReport | None:
@@ -117,7 +119,7 @@ def unfit(misfit: local_pb2.DataMisfit, plan: Plan | MissingWorkers) -> Unfit | 
 
 def _unreached_in(job: job_pb2.JobSpec, plan: Plan, fleet: Fleet) -> list[Unreached]:
     """Where a worker of this plan could not dial another one to which it will send."""
-    edges = edges_of(plan, has_labels=job.data.has_labels, clips=job.clip_norm > 0)
+    edges = edges_of(plan, has_labels=job.data.has_labels and not job.is_prediction, clips=job.clip_norm > 0)
     stages = [stage.worker for stage in plan.stages]
     pairs = [(plan.feeder_worker, stages[reader]) for reader in (*edges.input_readers, *edges.label_readers)]
     pairs += [(stages[sender], stages[receiver]) for sender, receiver in edges.pairs]

@@ -11,10 +11,8 @@ door: stop all children, write the journal, and only then say that the run has e
 
 from __future__ import annotations
 
-import math
-
-from pipesvc.coordinator import inspection, saves
-from pipesvc.coordinator.events import ConcludeRun, RecordApplied, RecordStep
+from pipesvc.coordinator import evaluation, inspection, outputs, saves, step_reports
+from pipesvc.coordinator.events import ConcludeRun
 from pipesvc.coordinator.failures import failure, failure_of, lost, no_batch, not_ready, placed, step_timed_out
 from pipesvc.coordinator.fleet import Loss, Member
 from pipesvc.coordinator.limits import (
@@ -26,6 +24,7 @@ from pipesvc.coordinator.limits import (
     MAX_INSPECTIONS,
     STOP_BOUND_S,
 )
+from pipesvc.coordinator.outputs import Outputs
 from pipesvc.coordinator.planning import plan_for, plan_warnings, unreachable
 from pipesvc.coordinator.run_record import STATES, Child, Phase, RunRecord
 from pipesvc.coordinator.run_view import ended_message, role_name
@@ -65,6 +64,9 @@ class RunMachine:
         self._settle_echo(turn)
         if record.phase is Phase.RUNNING and record.echo is None:
             self._tick_running(turn)
+        if outputs.is_abandoned(record, turn.now_s):
+            self._warn("nobody has been reading the outputs: is the process that called `predict` gone?")
+            self.cancel(turn)
         if record.phase in (Phase.RUNNING, Phase.SAVING):
             if (error := saves.overdue(record, turn)) is not None:
                 self.fail(turn, error)
@@ -138,14 +140,28 @@ class RunMachine:
             return
         if record.is_cancelled and ledger.is_drained and not ledger.committed:
             self._stop(turn, run_pb2.RUN_STATE_CANCELLED)
+        elif record.outputs is None and not record.is_cancelled and evaluation.holds(record, turn):
+            return
+        elif record.outputs is not None:
+            self._predict(turn, ledger, record.outputs)
         elif ledger.is_drained and (record.is_cancelled or ledger.is_complete):
             self._enter(Phase.SAVING, turn.now_s, None)
             saves.begin_final(record, turn)
-        while not record.is_cancelled and (batch := ledger.issue(turn.now_s)) is not None:
-            step = local_pb2.IssueStep(step=batch.step, epoch=batch.epoch, shares=batch.shares, rows=batch.rows)
-            message = local_pb2.ToChild(issue_step=step)
-            turn.to_executors(record, message)
-            turn.to_feeder(record, message)
+        elif not record.is_cancelled:
+            while not evaluation.holds(record, turn) and (batch := ledger.issue(turn.now_s)) is not None:
+                turn.issue(record, batch)
+
+    def _predict(self, turn: Turn, ledger: StepLedger, read: Outputs) -> None:
+        """A prediction leaves nothing behind: it ends when the client has everything."""
+        record = self.record
+        if ledger.is_drained and record.is_cancelled:
+            self._stop(turn, run_pb2.RUN_STATE_CANCELLED)
+        elif ledger.is_complete and read.taken == ledger.num_steps:
+            self._stop(turn, run_pb2.RUN_STATE_COMPLETED)
+        while not record.is_cancelled and read.may_compute(ledger.issued + 1):
+            if (batch := ledger.issue(turn.now_s)) is None:
+                return
+            turn.issue(record, batch, local_pb2.PASS_KIND_PREDICTION)
 
     # --- what the world tells ---------------------------------------------------------------------------------------
 
@@ -168,9 +184,11 @@ class RunMachine:
             case "batch_announced" | "data_ended" | "step_applied" if record.phase in (Phase.BUILDING, Phase.RUNNING):
                 # The feeder reads ahead while executors still build.
                 try:
-                    self._count(turn, member, report)
-                except PipesvcError as error:
-                    self.fail(turn, placed(failure_of(error), member))
+                    error = step_reports.take(record, turn, member, report)
+                except PipesvcError as contradiction:
+                    error = placed(failure_of(contradiction), member)
+                if error is not None:
+                    self.fail(turn, error)
 
     def _end_inspection(self, turn: Turn) -> None:
         record = self.record
@@ -192,36 +210,6 @@ class RunMachine:
             record.plan_warnings += fingerprint_warnings(record.fingerprints)
         record.ledger.begin(turn.now_s)
         self._enter(Phase.RUNNING, turn.now_s, None)
-
-    def _count(self, turn: Turn, member: Member, report: local_pb2.FromChild) -> None:
-        record, ledger, plan = self.record, self.record.ledger, self.record.plan
-        assert ledger is not None
-        assert plan is not None
-        if report.HasField("step_applied"):
-            applied = report.step_applied
-            done = ledger.apply(applied, turn.now_s)
-            turn.commands.append(RecordApplied(run_id=record.run_id, stage=applied.stage, step=applied.step))
-            if done is not None:
-                self._commit(turn, done)
-        elif member.name != plan.feeder_worker:
-            return
-        elif report.HasField("batch_announced"):
-            ledger.announce(report.batch_announced)
-        else:
-            num_steps = report.data_ended.num_steps
-            ledger.end(num_steps)
-            if num_steps < record.job.max_steps:
-                self._warn(f"the data ended after {num_steps} steps, before max_steps={record.job.max_steps}")
-            record.is_changed = True
-
-    def _commit(self, turn: Turn, done: run_pb2.StepRecord) -> None:
-        record = self.record
-        turn.commands.append(RecordStep(run_id=record.run_id, record=done))
-        turn.to_feeder(record, local_pb2.ToChild(step_committed=local_pb2.StepCommitted(step=done.step)))
-        if record.job.check_finite and not math.isfinite(done.loss):
-            message = f"the loss of step {done.step} is {done.loss}"
-            advice = "Lower the learning rate, clip the gradients, or look at that step's batch"
-            self.fail(turn, failure(ErrorCode.NON_FINITE_LOSS, message, advice=advice, step=done.step))
 
     def run_stopped(self, turn: Turn, member: Member) -> None:
         """All children of this run on this worker are gone; that should have been asked for."""
@@ -301,14 +289,19 @@ class RunMachine:
         record, ledger, plan = self.record, self.record.ledger, self.record.plan
         assert ledger is not None
         assert plan is not None
+        if record.evaluation is not None:
+            if (error := evaluation.overdue(record, turn)) is not None:
+                self.fail(turn, error)
+            return
         waited_s = turn.now_s - ledger.since_s
         if ledger.is_hungry and not record.is_cancelled:
-            limit_s = record.job.data.timeout_s
+            limit_s, step = record.job.data.timeout_s, ledger.issued + 1
             if waited_s >= limit_s + DATA_GRACE_S:
-                self.fail(turn, no_batch(ledger.issued + 1, limit_s, plan.feeder_worker))
+                self.fail(turn, no_batch(f"the batch of step {step}", limit_s, plan.feeder_worker, step))
         elif not ledger.is_drained and waited_s >= record.step_limit_s:
             late = [(stage, plan.stages[stage].worker) for stage in ledger.lagging_stages]
-            self.fail(turn, step_timed_out(ledger.committed + 1, record, late))
+            step = ledger.committed + 1
+            self.fail(turn, step_timed_out(f"step {step} was not applied", record, late, step))
 
     def _settle_echo(self, turn: Turn) -> None:
         """An echo becomes the run's failure when no better one came, and no worker is suspected to be the cause."""

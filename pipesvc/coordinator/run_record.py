@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from pipesvc.coordinator.step_ledger import StepLedger
 from pipesvc.core.plan import LayerInfo, Plan
 from pipesvc.rpc.v1 import job_pb2, local_pb2, run_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from pipesvc.coordinator.evaluation import Evaluation
+    from pipesvc.coordinator.outputs import Outputs
 
 
 class Phase(StrEnum):
@@ -107,6 +112,11 @@ class RunRecord:
     is_feeder_ready: bool = False
 
     ledger: StepLedger | None = None
+    # The one that is under way, and the step of the newest that is done.
+    evaluation: Evaluation | None = None
+    evaluated_step: int = 0
+    # Of a prediction.
+    outputs: Outputs | None = None
     saves: dict[int, Save] = field(default_factory=dict)
     final_tickets: list[int] = field(default_factory=list)
     has_weights: bool = False

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from functools import lru_cache
 
+from pipesvc.coordinator.evaluation import Evaluation, data_limit_s
 from pipesvc.coordinator.limits import BEAT_TIMEOUT_S, CONCLUDE_BOUND_S, DATA_GRACE_S, MERGE_BOUND_S, SAVE_IDLE_S
 from pipesvc.coordinator.reach import Unreached
 from pipesvc.coordinator.run_record import Phase, RunRecord
@@ -36,6 +37,7 @@ def run_message(record: RunRecord, *, head: str = "", holder: str = "") -> run_p
         stage_steps=ledger.applied if ledger is not None else (),
         has_weights=record.has_weights,
         fingerprints=record.fingerprints,
+        evaluated_step=record.evaluated_step,
     )
 
 
@@ -131,18 +133,35 @@ def _awaited_running(record: RunRecord) -> Iterator[run_pb2.Awaited]:
         until = record.echo_since_s + BEAT_TIMEOUT_S
         cause = f"the cause of {record.echo.code} on {record.echo.worker}"
         yield bounded(cause, "any worker", record.echo_since_s, until, "the run fails with what is known")
+    elif record.evaluation is not None:
+        yield from _awaited_evaluation(record, record.evaluation, plan)
     elif ledger.is_hungry:
         until = since + record.job.data.timeout_s + DATA_GRACE_S
         whom = f"feeder on {plan.feeder_worker}"
         yield bounded(
             f"the batch of step {ledger.issued + 1}", whom, since, until, _fails(ErrorCode.DATA_SOURCE_TIMED_OUT)
         )
+    elif ledger.is_drained and record.outputs is not None and not ledger.lagging_stages:
+        step = record.outputs.taken + 1
+        yield bounded(f"word that the outputs of batch {step} are read", "the client", since, None, "the run goes on")
     else:
         until = record.cancel_deadline_s or since + record.step_limit_s
         then = "the run is cancelled without weights" if record.is_cancelled else _fails(ErrorCode.STEP_TIMED_OUT)
         for stage in ledger.lagging_stages:
             whom = f"stage {stage} on {worker_of(plan, stage)}"
             yield bounded(f"step {ledger.committed + 1}", whom, since, until, then)
+
+
+def _awaited_evaluation(record: RunRecord, evaluation: Evaluation, plan: Plan) -> Iterator[run_pb2.Awaited]:
+    passes = evaluation.passes
+    since, batch = passes.since_s, f"batch {passes.committed + 1} of the evaluation after step {evaluation.after_step}"
+    if passes.is_hungry:
+        until = since + data_limit_s(record.job)
+        whom = f"feeder on {plan.feeder_worker}"
+        yield bounded(batch, whom, since, until, _fails(ErrorCode.DATA_SOURCE_TIMED_OUT))
+    for stage in passes.lagging_stages:
+        whom = f"stage {stage} on {worker_of(plan, stage)}"
+        yield bounded(batch, whom, since, since + record.job.step_timeout_s, _fails(ErrorCode.STEP_TIMED_OUT))
 
 
 def _awaited_saving(record: RunRecord) -> Iterator[run_pb2.Awaited]:

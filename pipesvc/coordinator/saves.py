@@ -19,7 +19,10 @@ from pipesvc.rpc.v1 import local_pb2, types_pb2
 def ask(record: RunRecord, turn: Turn, ticket: int) -> None:
     """A client asks for the state of this run."""
     ledger = record.ledger
-    if record.phase is Phase.RUNNING and ledger is not None:
+    if record.outputs is not None:
+        message = f"run {record.run_id} is a prediction and has no weights of its own"
+        _refuse(record, turn, [ticket], failure(ErrorCode.WEIGHTS_NOT_READY, message))
+    elif record.phase is Phase.RUNNING and ledger is not None:
         step = ledger.issued + 1
         if record.is_cancelled or (ledger.num_steps is not None and step > ledger.num_steps):
             record.final_tickets.append(ticket)

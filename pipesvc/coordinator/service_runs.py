@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
+from pipesvc.coordinator import output_events
 from pipesvc.coordinator.hub import Hub
 from pipesvc.coordinator.message_file import read_messages
 from pipesvc.coordinator.run_record import ENDED_STATES
@@ -80,6 +81,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
     @_answering
     async def SubmitRun(self, request: run_pb2.SubmitRunRequest, _context: Context) -> run_pb2.SubmitRunResponse:
         check_submission(request.run_id, request.job, request.bundle)
+        self._hub.files.check(request.job)
         run = await self._hub.submit(request.run_id, request.job, request.bundle)
         return run_pb2.SubmitRunResponse(run=run)
 
@@ -111,6 +113,24 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
             total_bytes = _size(file)
             while data := await asyncio.to_thread(file.read, _PIECE_BYTES):
                 yield run_pb2.FetchWeightsResponse(step=step, total_bytes=total_bytes, data=data)
+
+    @_streaming
+    async def ReadOutputs(
+        self, request: run_pb2.ReadOutputsRequest, _context: Context
+    ) -> AsyncIterator[run_pb2.ReadOutputsResponse]:
+        async for response in self._hub.files.read_outputs(request.run_id, request.from_step):
+            yield response
+
+    @_answering
+    async def TakeOutputs(self, request: run_pb2.TakeOutputsRequest, _context: Context) -> run_pb2.TakeOutputsResponse:
+        self._hub.tell(output_events.OutputsTaken(run_id=request.run_id, step=request.step))
+        return run_pb2.TakeOutputsResponse()
+
+    @_answering
+    async def UploadWeights(
+        self, requests: AsyncIterator[run_pb2.UploadWeightsRequest], _context: Context
+    ) -> run_pb2.UploadWeightsResponse:
+        return run_pb2.UploadWeightsResponse(was_known=await self._hub.files.upload(requests))
 
     @_streaming
     async def ReadLogs(

@@ -18,6 +18,8 @@ class StepLedger:
     def __init__(self, num_stages: int) -> None:
         self.issued = 0
         self.committed = 0
+        # Of the last issued step.
+        self.epoch = 0
         self.applied = [0] * num_stages
         self.num_steps: int | None = None
         self._first_epoch_steps = 0
@@ -43,6 +45,12 @@ class StepLedger:
     def is_hungry(self) -> bool:
         """True while nothing runs because the next batch has not been announced."""
         return self.is_drained and self.num_steps is None and self.issued + 1 not in self._announced
+
+    @property
+    def is_epoch_over(self) -> bool:
+        """True when the next step, as far as it is announced, belongs to another epoch than the last issued one."""
+        batch = self._announced.get(self.issued + 1)
+        return batch is not None and batch.epoch != self.epoch
 
     @property
     def since_s(self) -> float:
@@ -87,7 +95,7 @@ class StepLedger:
         batch = self._announced.get(self.issued + 1)
         if batch is None or batch.step > self.committed + WINDOW_STEPS:
             return None
-        self.issued = batch.step
+        self.issued, self.epoch = batch.step, batch.epoch
         self._issued_s[batch.step] = now_s
         return batch
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from pipesvc.coordinator.limits import LOG_BYTES, TRACE_BYTES
-from pipesvc.coordinator.message_file import MessageFile
+from pipesvc.coordinator.message_file import MessageFile, framed, read_messages
+from pipesvc.coordinator.source_files import SourceFiles
 from pipesvc.errors import ErrorCode, PipesvcError
-from pipesvc.rpc.v1 import local_pb2, run_pb2, worker_pb2
+from pipesvc.rpc.v1 import job_pb2, local_pb2, run_pb2, worker_pb2
 from pipesvc.wire.safetensors_stream import merge
 
 
@@ -33,6 +34,7 @@ class Store:
         self._runs = state_dir / "runs"
         self._bundles.mkdir(parents=True, exist_ok=True)
         self._runs.mkdir(exist_ok=True)
+        self.sources: Final = SourceFiles(state_dir / "weights")
         self._open: dict[Path, MessageFile] = {}
         # Log lines and trace events that the disk did not take.
         self._num_dropped: dict[Path, int] = {}
@@ -78,8 +80,7 @@ class Store:
     def begin_run(self, run_id: str) -> None:
         """Make the run's directory; states half saved under an earlier coordinator go."""
         self._dir(run_id).mkdir(exist_ok=True)
-        for left_over in self._dir(run_id).glob("state-*"):
-            shutil.rmtree(left_over, ignore_errors=True)
+        self._drop_left_over(run_id)
 
     def forget_run(self, run_id: str) -> None:
         """Undo `begin_run` of a run that came to nothing."""
@@ -94,8 +95,7 @@ class Store:
                 with contextlib.suppress(OSError):
                     file.close()
         with contextlib.suppress(OSError):
-            for left_over in self._dir(run_id).glob("state-*"):
-                shutil.rmtree(left_over, ignore_errors=True)
+            self._drop_left_over(run_id)
 
     def dropped_text(self, run_id: str) -> str:
         """How much of a live run's log and trace the disk did not take; "" if nothing."""
@@ -123,6 +123,41 @@ class Store:
         """As for the log."""
         messages = [run_pb2.ReadTraceResponse(events=events).SerializeToString()]
         return self._append(self.trace_path(run_id), TRACE_BYTES, messages, b"", len(events))
+
+    # --- outputs of predictions ------------------------------------------------------------------------------------
+
+    def add_output(self, run_id: str, part: local_pb2.OutputPart) -> None:
+        path = self._output(run_id, part.step)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as file:
+            file.write(framed(part.SerializeToString()))
+
+    def output(self, run_id: str, step: int, offset: int) -> tuple[list[bytes], int]:
+        """Some parts of a batch from there on, and where to go on."""
+        return read_messages(self._output(run_id, step), offset)
+
+    def drop_output(self, run_id: str, step: int) -> None:
+        with contextlib.suppress(OSError):
+            self._output(run_id, step).unlink()
+
+    # --- files with weights that jobs name -------------------------------------------------------------------------
+
+    def source_path(self, source: job_pb2.WeightsSource) -> Path | None:
+        """None for what cannot be one."""
+        return self._dir(source.run_id) / "weights.safetensors" if source.run_id else self.sources.path(source.sha256)
+
+    def has_source(self, source: job_pb2.WeightsSource) -> bool:
+        path = self.source_path(source)
+        return path is not None and path.is_file()
+
+    def read_source(self, source: job_pb2.WeightsSource, offset: int, num_bytes: int) -> tuple[bytes, int]:
+        """A piece of the file, and the size of all of it."""
+        path = self.source_path(source)
+        assert path is not None
+        with path.open("rb") as file:
+            total_bytes = os.fstat(file.fileno()).st_size
+            file.seek(offset)
+            return file.read(num_bytes), total_bytes
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
@@ -171,6 +206,11 @@ class Store:
     def has_weights(self, run_id: str) -> bool:
         return (self._dir(run_id) / "weights.safetensors").is_file()
 
+    def _drop_left_over(self, run_id: str) -> None:
+        for pattern in ("state-*", "outputs"):
+            for left_over in self._dir(run_id).glob(pattern):
+                shutil.rmtree(left_over, ignore_errors=True)
+
     def _append(self, path: Path, max_bytes: int, messages: list[bytes], last_message: bytes, num_items: int) -> str:
         """A log is worth less than its run: what the disk does not take is counted and dropped."""
         try:
@@ -189,6 +229,9 @@ class Store:
 
     def _dir(self, run_id: str) -> Path:
         return self._runs / run_id
+
+    def _output(self, run_id: str, step: int) -> Path:
+        return self._dir(run_id) / "outputs" / str(step)
 
     def _merged(self, run_id: str, step: int) -> Path:
         return self._dir(run_id) / f"state-{step}" / "merged.safetensors"

@@ -69,6 +69,26 @@ class Turn:
         for worker in record.plan.workers:
             self._to_run(record, worker, types_pb2.ROLE_EXECUTOR, message)
 
+    def issue(
+        self,
+        record: RunRecord,
+        batch: local_pb2.BatchAnnounced,
+        kind: local_pb2.PassKind = local_pb2.PASS_KIND_UNSPECIFIED,
+        after_step: int = 0,
+    ) -> None:
+        """Have the stages compute an announced batch, and the feeder send it."""
+        issue = local_pb2.IssueStep(
+            step=batch.step,
+            epoch=batch.epoch,
+            shares=batch.shares,
+            rows=batch.rows,
+            kind=kind,
+            after_step=after_step,
+        )
+        message = local_pb2.ToChild(issue_step=issue)
+        self.to_executors(record, message)
+        self.to_feeder(record, message)
+
     def to_feeder(self, record: RunRecord, message: local_pb2.ToChild) -> None:
         assert record.plan is not None
         self._to_run(record, record.plan.feeder_worker, types_pb2.ROLE_FEEDER, message)

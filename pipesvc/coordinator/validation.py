@@ -25,6 +25,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_WAIT_S: Final = 30 * 24 * 3600.0
 _MAX_MICRO_BATCHES: Final = 65_536
 _MAX_CAPACITY: Final = 65_536
+_MAX_METRICS: Final = 100
 
 
 def check_submission(run_id: str, job: job_pb2.JobSpec, bundle: bytes) -> None:
@@ -59,19 +60,36 @@ def _faults(run_id: str, job: job_pb2.JobSpec) -> Iterator[str]:
     if len(job.name) > 200:
         yield f"the job's name has {len(job.name)} characters, at most 200 are allowed"
     yield from _faults_of_calls(job)
-    yield from _faults_of_data(job)
+    yield from _faults_of_data("data", job.data)
+    if job.HasField("weight") and not job.data.has_labels:
+        yield "a weight function needs labels, and the data has none"
+    if job.HasField("evaluation"):
+        yield from _faults_of_evaluation(job)
     yield from _faults_of_strategy(job)
     yield from _faults_of_run(job)
 
 
 def _faults_of_calls(job: job_pb2.JobSpec) -> Iterator[str]:
-    for field in ("model", "optimizer"):
+    for field in ("model",) if job.is_prediction else ("model", "optimizer"):
         if not job.HasField(field):
             yield f"the job has no {field}"
+    if job.is_prediction and job.HasField("evaluation"):
+        yield "a prediction is not evaluated"
+    if job.HasField("weights"):
+        yield from _faults_of_weights(job.weights)
     calls = {"model": job.model, "loss": job.loss, "optimizer": job.optimizer, "weight": job.weight}
     for field, call in calls.items():
         if job.HasField(field):
             yield from _faults_of_call(field, call)
+
+
+def _faults_of_weights(source: job_pb2.WeightsSource) -> Iterator[str]:
+    if bool(source.run_id) == bool(source.sha256):
+        yield "the weights are those of a run or of a file that was sent: one of the two"
+    elif source.run_id and _RUN_ID.fullmatch(source.run_id) is None:
+        yield f"{source.run_id[:64]!r} is no run id"
+    elif source.sha256 and _SHA256.fullmatch(source.sha256) is None:
+        yield "the hash of the weights is not a SHA-256 in 64 lower-case hex digits"
 
 
 def _faults_of_call(field: str, call: types_pb2.Call) -> Iterator[str]:
@@ -86,23 +104,40 @@ def _faults_of_call(field: str, call: types_pb2.Call) -> Iterator[str]:
             yield f"the arguments of {field} are not a JSON object"
 
 
-def _faults_of_data(job: job_pb2.JobSpec) -> Iterator[str]:
-    data = job.data
+def _faults_of_evaluation(job: job_pb2.JobSpec) -> Iterator[str]:
+    evaluation = job.evaluation
+    yield from _faults_of_data("evaluation data", evaluation.data)
+    if evaluation.data.is_streamed:
+        yield "the evaluation data is streamed, and has to be read again at each evaluation"
+    if evaluation.data.has_labels != job.data.has_labels:
+        yield "one of data and evaluation data has labels, the other one has none"
+    if not 1 <= evaluation.micro_batches <= _MAX_MICRO_BATCHES:
+        yield f"micro_batches of the evaluation is {evaluation.micro_batches}: 1 to {_MAX_MICRO_BATCHES} are possible"
+    names = [metric.name for metric in evaluation.metrics]
+    if (
+        len(set(names)) < len(names)
+        or len(names) > _MAX_METRICS
+        or not all(name and name.isprintable() for name in names)
+    ):
+        yield f"the evaluation has {_MAX_METRICS} metrics at most, each with a printable name of its own"
+    for metric in evaluation.metrics:
+        yield from _faults_of_call(f"metric {metric.name!r}", metric.call)
+
+
+def _faults_of_data(what: str, data: job_pb2.DataSpec) -> Iterator[str]:
     if data.is_streamed == data.HasField("source"):
-        yield "the data has a source or is streamed by the client: one of the two"
+        yield f"the {what} has a source or is streamed by the client: one of the two"
     if data.HasField("first") and not data.is_streamed:
-        yield "the data has a first batch and is not streamed"
+        yield f"the {what} has a first batch and is not streamed"
     if data.HasField("source"):
-        yield from _faults_of_call("the data source", data.source)
+        yield from _faults_of_call(f"the {what} source", data.source)
     if data.yields not in (job_pb2.YIELDS_SAMPLE, job_pb2.YIELDS_SAMPLE_LIST, job_pb2.YIELDS_BATCH):
-        yield f"what the data source yields is the unknown number {data.yields}"
+        yield f"what the {what} source yields is the unknown number {data.yields}"
     elif data.yields != job_pb2.YIELDS_BATCH and not data.batch_size:
         yield "batch_size is 0 and the source does not yield whole batches"
     if not 1 <= data.capacity <= _MAX_CAPACITY:
         yield f"capacity is {data.capacity}: it counts batches, 1 to {_MAX_CAPACITY}"
-    yield from _faults_of_waits({"the data source's timeout": data.timeout_s})
-    if job.HasField("weight") and not data.has_labels:
-        yield "a weight function needs labels, and the data has none"
+    yield from _faults_of_waits({f"the {what} source's timeout": data.timeout_s})
 
 
 def _faults_of_strategy(job: job_pb2.JobSpec) -> Iterator[str]:

@@ -27,6 +27,9 @@ class ActionKind(StrEnum):
     UPDATE = "U"  # run the optimizer of this stage
 
 
+# How traces and progress write a forward without a backward, which is no action of a step.
+EVALUATING: Final = "E"
+
 PER_MICRO_BATCH: Final = frozenset(
     {ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_BACKWARD, ActionKind.WEIGHT_BACKWARD}
 )

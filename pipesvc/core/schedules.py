@@ -25,6 +25,8 @@ from pipesvc.errors import ErrorCode, PipesvcError
 
 # What a plan whose schedule the user wrote calls it; its text is beside it.
 FILE: Final = "file"
+# Of a pass without a backward.
+FORWARDS: Final = "inference"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +57,7 @@ _ALL: Final = (
     ),
     _Schedule(name="ZBH1", keeps="one micro-batch for each stage", per_stage=per_stage.zero_bubble_h1, splits=True),
     _Schedule(name="ZBV", keeps="two parts for each worker", per_worker=zero_bubble_v, sharing=Sharing.V, splits=True),
-    _Schedule(name="inference", keeps="nothing", per_stage=per_stage.inference, keeps_order=True, trains=False),
+    _Schedule(name=FORWARDS, keeps="nothing", per_stage=per_stage.inference, keeps_order=True, trains=False),
     _Schedule(name=FILE, keeps="what is written", sharing=Sharing.ROWS),
 )
 _BY_NAME: Final = {schedule.name.lower(): schedule for schedule in _ALL}

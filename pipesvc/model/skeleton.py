@@ -42,7 +42,7 @@ def inspect_layers(build: Build, *, is_whole: bool = False) -> list[LayerInfo]:
     Without a draw and without values, so that a model larger than this host can be looked at, and one that cannot be
     built in parts is refused. `is_whole` says that it will not be: then it is built as it is.
     """
-    layers = _inspected(build, is_whole)
+    layers = _looked_at(build, is_whole=is_whole)
     counted: set[int] = set()
     # A module that is cut has marks of many stages.
     infos = [layer_info(name, layer, mark_of(layer) if name else "", counted) for name, layer in layers]
@@ -55,17 +55,26 @@ def inspect_layers(build: Build, *, is_whole: bool = False) -> list[LayerInfo]:
 
 def module_names(build: Build, *, is_whole: bool = False) -> list[str]:
     """Of all modules, as the whole model names them; built as by `inspect_layers`."""
-    return [path for name, layer in _inspected(build, is_whole) for path, _ in layer.named_modules(prefix=name)]
+    layers = _looked_at(build, is_whole=is_whole)
+    return [path for name, layer in layers for path, _ in layer.named_modules(prefix=name)]
 
 
-def _inspected(build: Build, is_whole: bool) -> list[NamedLayer]:
-    if is_whole:
-        with same_random_state_after():
-            layers = parts_of(build())
-            refuse_lazy(layers)
-            return layers
-    found: list[NamedLayer] = _exact().first_pass(build, parts_of).layers
-    return found
+def state_shapes(build: Build, *, is_whole: bool = False) -> dict[str, torch.Tensor]:
+    """The state dict of the whole model, as `inspect_layers` builds it."""
+    state: dict[str, Any] = {}
+    for name, layer in _looked_at(build, is_whole=is_whole):
+        layer.state_dict(destination=state, prefix=f"{name}." if name else "", keep_vars=True)
+    return state
+
+
+def _looked_at(build: Build, *, is_whole: bool) -> list[NamedLayer]:
+    if not is_whole:
+        layers: list[NamedLayer] = _exact().first_pass(build, parts_of).layers
+        return layers
+    with same_random_state_after():
+        layers = parts_of(build())
+        refuse_lazy(layers)
+    return layers
 
 
 def inspect_units(model: nn.Module) -> list[LayerInfo]:

@@ -59,7 +59,9 @@ def verify(client: Client, job: Job, *, num_steps: int = NUM_STEPS) -> Verdict:
     checks.whole("num_steps", num_steps, 1)
     if not isinstance(job.data, DataSource):
         raise refuse("a streamed source can be read once only, and verify reads twice", "Give a DataSource")
-    run = client.submit(replace(job, max_steps=num_steps))
+    if job.init is not None:
+        raise refuse("verify begins with the model as it is built, and the job has init", "Verify it without init")
+    run = client.submit(replace(job, max_steps=num_steps, evaluation=None))
     run.wait()
     losses, state, plan = run.losses(), run.state_dict(), run.plan()
     theirs = set(run.info().fingerprints.values())

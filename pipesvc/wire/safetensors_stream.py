@@ -206,12 +206,12 @@ def _pieces(data: memoryview, chunk_bytes: int) -> Iterator[memoryview]:
         yield data[begin : begin + chunk_bytes]
 
 
-def _read_layout(file: BinaryIO, name: str) -> Layout:
-    prefix = file.read(8)
-    num_bytes = int.from_bytes(prefix, "little")
-    if len(prefix) < 8 or num_bytes > MAX_HEADER_BYTES:
+def parse_layout(header: bytes, total_bytes_of_file: int, name: str) -> Layout:
+    """Check a header, with its length before it, against the size of its file."""
+    num_bytes = int.from_bytes(header[:8], "little")
+    if len(header) < 8 or num_bytes > MAX_HEADER_BYTES:
         _refuse(name, "it does not begin with the length of a header")
-    text = file.read(num_bytes)
+    text = header[8 : 8 + num_bytes]
     if len(text) < num_bytes:
         _refuse(name, "the header is cut off")
     try:
@@ -228,10 +228,16 @@ def _read_layout(file: BinaryIO, name: str) -> Layout:
         if entry.begin != end or entry.end - end != total_bytes(entry.element_type, entry.shape):
             _refuse(name, f"the bytes {entry.begin} to {entry.end} do not fit {entry.name}")
         end = entry.end
-    actual = os.fstat(file.fileno()).st_size - 8 - num_bytes
+    actual = total_bytes_of_file - 8 - num_bytes
     if actual != end:
         _refuse(name, f"{actual} bytes of tensors where {end} were announced")
-    return Layout(header=prefix + text, entries=entries, names=tuple(tensors), metadata=metadata)
+    return Layout(header=header[: 8 + num_bytes], entries=entries, names=tuple(tensors), metadata=metadata)
+
+
+def _read_layout(file: BinaryIO, name: str) -> Layout:
+    prefix = file.read(8)
+    text = file.read(min(int.from_bytes(prefix, "little"), MAX_HEADER_BYTES + 1))
+    return parse_layout(prefix + text, os.fstat(file.fileno()).st_size, name)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -71,6 +71,13 @@ def num_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def writable_bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    assert tensor.is_cpu
+    assert tensor.is_contiguous()
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of the contiguous form: the tensor's own memory where it is contiguous on the CPU, else a copy."""
     element_type_of(tensor)

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from torch.optim import SGD
+
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
 from pipesvc.worker.user_errors import user_error
@@ -62,6 +64,8 @@ def bind_optional(is_given: bool, call: types_pb2.Call, role: str, where: Where)
 
 def bind_loss(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None:
     """None: the model's last layer returns the loss. Then nobody would read labels."""
+    if job.is_prediction:
+        return None
     if not job.HasField("loss") and job.data.has_labels:
         raise PipesvcError(
             ErrorCode.INVALID_JOB,
@@ -72,9 +76,29 @@ def bind_loss(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None:
     return bind_optional(job.HasField("loss"), job.loss, "the loss function", where)
 
 
+def bind_optimizer(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any]:
+    """In a prediction nothing is updated, and the smallest one will do."""
+    return partial(SGD, lr=0.0) if job.is_prediction else bind(job.optimizer, "the optimizer", where)
+
+
+def reads_labels(job: job_pb2.JobSpec) -> bool:
+    """Of a prediction nobody reads the labels, if there are some."""
+    return job.data.has_labels and not job.is_prediction
+
+
 def bind_weight(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None:
     """None: every row weighs the same."""
     return bind_optional(job.HasField("weight"), job.weight, "the weight function", where)
+
+
+def bind_metrics(job: job_pb2.JobSpec, where: Where) -> tuple[tuple[str, Callable[..., Any]], ...]:
+    """Name and function of each."""
+    return tuple((each.name, bind(each.call, f"the metric {each.name!r}", where)) for each in job.evaluation.metrics)
+
+
+def bind_evaluation_source(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None:
+    """None: the run is not evaluated."""
+    return bind_optional(job.HasField("evaluation"), job.evaluation.data.source, "the evaluation data source", where)
 
 
 def place_of(assignment: local_pb2.Assignment) -> Where:

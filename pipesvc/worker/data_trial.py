@@ -79,7 +79,7 @@ def _try(
     for index, layer in _watched(layers, found.layers):
         layer.register_forward_pre_hook(partial(_note, reached, index))
     try:
-        _forward(layers, batch, calls.bind_loss(job, where))
+        _forward(layers, batch, job, where)
     except PipesvcError as error:
         if isinstance(error.__cause__, MemoryError):
             raise  # no worker will hold all layers
@@ -123,7 +123,7 @@ def first_batch(job: job_pb2.JobSpec, where: Where) -> CutBatch:
     return cut_batch(raw, reading.num_micro_batches, calls.bind_weight(job, where), where)
 
 
-def _forward(layers: Sequence[sequence.NamedLayer], batch: CutBatch, loss: Callable[..., Any] | None) -> None:
+def _forward(layers: Sequence[sequence.NamedLayer], batch: CutBatch, job: job_pb2.JobSpec, where: Where) -> None:
     """What a run of one stage does with its first micro-batch."""
     spec = StageSpec(
         index=0,
@@ -131,12 +131,18 @@ def _forward(layers: Sequence[sequence.NamedLayer], batch: CutBatch, loss: Calla
         first_layer=0,
         device=torch.device("cpu"),
         seed=0,
-        loss=loss,
+        loss=calls.bind_loss(job, where),
         check_finite=False,
     )
     stage = Stage(spec, uncut_program(spec, layers), partial(torch.optim.SGD, lr=0.0))
     labels = None if batch.labels is None else parcel_of(batch.labels[0])
-    stage.forward(1, 0, {FEEDER: parcel_of(batch.inputs[0])}, labels)
+    inputs = {FEEDER: parcel_of(batch.inputs[0])}
+    if job.is_prediction:
+        for _, layer in layers:
+            layer.eval()
+        stage.predict(1, 0, inputs)
+    else:
+        stage.forward(1, 0, inputs, labels)
 
 
 def parcel_of(value: Any) -> Parcel:

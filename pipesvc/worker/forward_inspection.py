@@ -51,6 +51,8 @@ def follow(
     try:
         progress.busy("building the model on shapes")
         model = skeleton_of(build, job.seed, where)
+        if job.is_prediction:
+            model.eval()
         found.layers = skeleton.inspect_units(model) or found.layers
         progress.busy("reading a first batch from the data source")
         inputs = _streamed_inputs(job.data) if job.data.is_streamed else _first_inputs(found, job, where, give_up)

@@ -21,6 +21,7 @@ from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model import recompute, skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls, data_trial
+from pipesvc.worker.executor import loading
 from pipesvc.worker.executor.main import optimizer_maker
 from pipesvc.worker.executor.units import recompute_of
 from pipesvc.worker.forward_inspection import follow
@@ -28,6 +29,7 @@ from pipesvc.worker.inspection import Inspection
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
+from pipesvc.worker.weights_reader import WeightsReader
 
 _log = logging.getLogger("pipesvc.inspector")
 
@@ -42,10 +44,15 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     build = calls.bind(job.model, "the model", where)
     calls.bind_loss(job, where)
     calls.bind_weight(job, where)
-    _try_optimizer(calls.bind(job.optimizer, "the optimizer", where), where)
+    _try_optimizer(calls.bind_optimizer(job, where), where)
     if not job.data.is_streamed:
         calls.bind(job.data.source, "the data source", where)
+    calls.bind_metrics(job, where)
+    calls.bind_evaluation_source(job, where)
     layers = _layers(build, job, where)
+    if job.HasField("weights"):
+        progress.busy("comparing the weights with the model")
+        _refuse_other_weights(port, build, job, where)
     found = Inspection(layers=layers, model_bytes=sum(each.parameter_bytes + each.buffer_bytes for each in layers))
 
     def report(misfit: local_pb2.DataMisfit | None = None, *, is_trying: bool = False) -> None:
@@ -80,6 +87,23 @@ def _layers(build: Callable[[], Any], job: job_pb2.JobSpec, where: Where) -> lis
         raise error.at(where) from error.__cause__
     except Exception as cause:
         raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=where) from cause
+
+
+def _refuse_other_weights(port: PortLike, build: Callable[[], Any], job: job_pb2.JobSpec, where: Where) -> None:
+    """Names and shapes must be those of the model, all of them."""
+    try:
+        layout = WeightsReader(port).layout()
+    except PipesvcError as error:
+        advice = "Give a file that safetensors wrote, such as `run.save_weights` or `safetensors.torch.save_file`"
+        raise PipesvcError(ErrorCode.INVALID_JOB, error.details.message, advice=advice, where=where) from error
+    differing = loading.misfits(skeleton.state_shapes(build, is_whole=is_one_stage(job)), layout)
+    if differing:
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            f"the weights do not fit the model: {'; '.join(differing)}",
+            advice="Give the state dict of this very model, or change the model function or its arguments",
+            where=where,
+        )
 
 
 def _message(found: Inspection, misfit: local_pb2.DataMisfit | None) -> local_pb2.Inspected:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _DOING: Final = {
     "F": "in forward",
+    "E": "in a forward without a backward",
     "B": "in backward",
     "N": "while computing the gradient norm",
     "D": "while combining the gradient norms",

@@ -175,7 +175,7 @@ class WorkerRun:
             return
         if kind == "failed" or (kind == "inspected" and not message.inspected.is_trying):
             self._explained.add(role)
-        self._has_all_data |= kind == "data_ended"
+        self._has_all_data |= kind == "data_ended" and not message.data_ended.kind
         report = worker_pb2.ChildReport(run_id=self.run_id, role=role, report=message)
         self._upstream.put(worker_pb2.AttachRequest(child_report=report))
 

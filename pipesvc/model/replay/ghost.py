@@ -24,6 +24,8 @@ plain_tensors: Any = torch._C.DisableTorchFunctionSubclass
 
 class Ghost(Tensor):
     key: Key
+    same: tuple[Key, ...]
+    """Earlier keys of the same values: a dropout in eval() mode gives back its argument."""
     wants_gradient: bool
     received: Tensor | None
 
@@ -35,11 +37,16 @@ class Ghost(Tensor):
         return func(*nest.transform(args, _received), **nest.transform(kwargs or {}, _received))
 
 
-def ghost(meta: Tensor, key: Key, *, wants_gradient: bool) -> Ghost:
-    """`meta` itself if it is one already: an operation in place gives back its argument."""
+def ghost(meta: Tensor, key: Key, *, wants_gradient: bool, is_written: bool = True) -> Ghost:
+    """`meta` itself if it is one already: an operation in place gives back its argument.
+
+    So does one that has nothing to do; then the argument is not written, and goes by its earlier keys too.
+    """
     if not isinstance(meta, Ghost):
         meta = meta.as_subclass(Ghost)
-        meta.received = None
+        meta.received, meta.same = None, ()
+    else:
+        meta.same = () if is_written else (meta.key, *meta.same)
     meta.key = key
     meta.wants_gradient = wants_gradient
     return meta

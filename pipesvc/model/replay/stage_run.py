@@ -137,7 +137,8 @@ class StageRun(Program):
 
     def _find(self, stand_in: Ghost) -> Tensor | None:
         if stand_in.received is None:
-            stand_in.received = self._received.get(stand_in.key)
+            keys = (stand_in.key, *stand_in.same)
+            stand_in.received = next((self._received[key] for key in keys if key in self._received), None)
         return stand_in.received
 
     def _real(self, leaf: Any) -> Any:
@@ -179,7 +180,9 @@ class StageRun(Program):
             leaf += 1
             meta = operands[shape.operand] if shape.operand >= 0 else given.get(id(shape))
             wants = wants_gradient and shape.dtype.is_floating_point
-            found = ghost(meta if isinstance(meta, Ghost) else shape.make(), (self.call, 0, leaf), wants_gradient=wants)
+            made = meta if isinstance(meta, Ghost) else shape.make()
+            is_written = shape.operand in known.written
+            found = ghost(made, (self.call, 0, leaf), wants_gradient=wants, is_written=is_written)
             given[id(shape)] = found
             return found
 
@@ -207,11 +210,13 @@ class StageRun(Program):
                 return output
             leaf += 1
             wants = wants_gradient and output.is_floating_point()
-            return ghost(output, (self.call, self.operation, leaf), wants_gradient=wants)
+            key, is_written = (self.call, self.operation, leaf), id(output) in written_ids
+            return ghost(output, key, wants_gradient=wants, is_written=is_written)
 
-        outputs = nest.transform(outputs, stand_in)
         after = versions(operands)
         written = [(index, operands[index]) for index in range(len(operands)) if before[index] != after[index]]
+        written_ids = {id(tensor) for _, tensor in written}
+        outputs = nest.transform(outputs, stand_in)
         self._rekey_written(written, operands_of((outputs,), {}))
         return outputs
 

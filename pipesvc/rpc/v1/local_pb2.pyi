@@ -1,12 +1,22 @@
 from pipesvc.rpc.v1 import job_pb2 as _job_pb2
 from pipesvc.rpc.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class PassKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PASS_KIND_UNSPECIFIED: _ClassVar[PassKind]
+    PASS_KIND_EVALUATION: _ClassVar[PassKind]
+    PASS_KIND_PREDICTION: _ClassVar[PassKind]
+PASS_KIND_UNSPECIFIED: PassKind
+PASS_KIND_EVALUATION: PassKind
+PASS_KIND_PREDICTION: PassKind
 
 class Assignment(_message.Message):
     __slots__ = ("run_id", "term", "role", "job", "plan_json", "worker", "host", "num_threads", "bundle_dir", "devices", "endpoint")
@@ -81,16 +91,26 @@ class ParcelsConsumed(_message.Message):
     def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., num_parcels: _Optional[int] = ...) -> None: ...
 
 class IssueStep(_message.Message):
-    __slots__ = ("step", "epoch", "shares", "rows")
+    __slots__ = ("step", "epoch", "shares", "rows", "kind", "after_step")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AFTER_STEP_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     shares: _containers.RepeatedScalarFieldContainer[float]
     rows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., shares: _Optional[_Iterable[float]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
+    kind: PassKind
+    after_step: int
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., shares: _Optional[_Iterable[float]] = ..., rows: _Optional[_Iterable[int]] = ..., kind: _Optional[_Union[PassKind, str]] = ..., after_step: _Optional[int] = ...) -> None: ...
+
+class BeginEvaluation(_message.Message):
+    __slots__ = ("after_step",)
+    AFTER_STEP_FIELD_NUMBER: _ClassVar[int]
+    after_step: int
+    def __init__(self, after_step: _Optional[int] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
     __slots__ = ("step",)
@@ -119,7 +139,7 @@ class MeasureLink(_message.Message):
     def __init__(self, endpoint: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class ToChild(_message.Message):
-    __slots__ = ("assignment_path", "issue_step", "step_committed", "save_state", "stop", "tensor", "release_segment", "measure_link")
+    __slots__ = ("assignment_path", "issue_step", "step_committed", "save_state", "stop", "tensor", "release_segment", "measure_link", "begin_evaluation", "weights_piece")
     ASSIGNMENT_PATH_FIELD_NUMBER: _ClassVar[int]
     ISSUE_STEP_FIELD_NUMBER: _ClassVar[int]
     STEP_COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +148,8 @@ class ToChild(_message.Message):
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     RELEASE_SEGMENT_FIELD_NUMBER: _ClassVar[int]
     MEASURE_LINK_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_PIECE_FIELD_NUMBER: _ClassVar[int]
     assignment_path: str
     issue_step: IssueStep
     step_committed: StepCommitted
@@ -136,7 +158,9 @@ class ToChild(_message.Message):
     tensor: LocalTensor
     release_segment: ReleaseSegment
     measure_link: MeasureLink
-    def __init__(self, assignment_path: _Optional[str] = ..., issue_step: _Optional[_Union[IssueStep, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., save_state: _Optional[_Union[SaveState, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ...) -> None: ...
+    begin_evaluation: BeginEvaluation
+    weights_piece: WeightsPiece
+    def __init__(self, assignment_path: _Optional[str] = ..., issue_step: _Optional[_Union[IssueStep, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., save_state: _Optional[_Union[SaveState, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., begin_evaluation: _Optional[_Union[BeginEvaluation, _Mapping]] = ..., weights_piece: _Optional[_Union[WeightsPiece, _Mapping]] = ...) -> None: ...
 
 class ParameterInfo(_message.Message):
     __slots__ = ("name", "num_bytes")
@@ -205,32 +229,42 @@ class Inspected(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ..., misfit: _Optional[_Union[DataMisfit, _Mapping]] = ..., is_trying: _Optional[bool] = ..., flow_json: _Optional[str] = ..., no_flow: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ...) -> None: ...
 
 class BatchAnnounced(_message.Message):
-    __slots__ = ("step", "epoch", "shares", "rows")
+    __slots__ = ("step", "epoch", "shares", "rows", "kind", "weight")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     shares: _containers.RepeatedScalarFieldContainer[float]
     rows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., shares: _Optional[_Iterable[float]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
+    kind: PassKind
+    weight: float
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., shares: _Optional[_Iterable[float]] = ..., rows: _Optional[_Iterable[int]] = ..., kind: _Optional[_Union[PassKind, str]] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class DataEnded(_message.Message):
-    __slots__ = ("num_steps",)
+    __slots__ = ("num_steps", "kind")
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     num_steps: int
-    def __init__(self, num_steps: _Optional[int] = ...) -> None: ...
+    kind: PassKind
+    def __init__(self, num_steps: _Optional[int] = ..., kind: _Optional[_Union[PassKind, str]] = ...) -> None: ...
 
 class StepApplied(_message.Message):
-    __slots__ = ("step", "stage", "loss")
+    __slots__ = ("step", "stage", "loss", "kind", "metrics")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     step: int
     stage: int
     loss: float
-    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+    kind: PassKind
+    metrics: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., loss: _Optional[float] = ..., kind: _Optional[_Union[PassKind, str]] = ..., metrics: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("phase", "step", "stage", "micro_batch", "awaiting", "since_unix_ns")
@@ -261,6 +295,52 @@ class StateChunk(_message.Message):
     data: bytes
     is_last: bool
     def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., is_last: _Optional[bool] = ...) -> None: ...
+
+class OutputPart(_message.Message):
+    __slots__ = ("step", "micro_batch", "num_micro_batches", "rows", "value", "num_values", "structure", "dtype", "shape", "total_bytes", "offset", "data")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    NUM_VALUES_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    micro_batch: int
+    num_micro_batches: int
+    rows: int
+    value: int
+    num_values: int
+    structure: str
+    dtype: _types_pb2.ElementType
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    total_bytes: int
+    offset: int
+    data: bytes
+    def __init__(self, step: _Optional[int] = ..., micro_batch: _Optional[int] = ..., num_micro_batches: _Optional[int] = ..., rows: _Optional[int] = ..., value: _Optional[int] = ..., num_values: _Optional[int] = ..., structure: _Optional[str] = ..., dtype: _Optional[_Union[_types_pb2.ElementType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., total_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ReadWeights(_message.Message):
+    __slots__ = ("offset", "num_bytes")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    num_bytes: int
+    def __init__(self, offset: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class WeightsPiece(_message.Message):
+    __slots__ = ("offset", "data", "total_bytes")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    total_bytes: int
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class TraceEvent(_message.Message):
     __slots__ = ("step", "stage", "micro_batch", "action", "start_unix_ns", "end_unix_ns", "awaited", "awaited_ns", "worker")
@@ -343,7 +423,7 @@ class LinkProfile(_message.Message):
     def __init__(self, endpoint: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class FromChild(_message.Message):
-    __slots__ = ("ready", "inspected", "batch_announced", "data_ended", "step_applied", "failed", "progress", "state_chunk", "trace", "tensor", "release_segment", "parcels_consumed", "device_profile", "link_profile")
+    __slots__ = ("ready", "inspected", "batch_announced", "data_ended", "step_applied", "failed", "progress", "state_chunk", "trace", "tensor", "release_segment", "parcels_consumed", "device_profile", "link_profile", "output_part", "read_weights")
     READY_FIELD_NUMBER: _ClassVar[int]
     INSPECTED_FIELD_NUMBER: _ClassVar[int]
     BATCH_ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
@@ -358,6 +438,8 @@ class FromChild(_message.Message):
     PARCELS_CONSUMED_FIELD_NUMBER: _ClassVar[int]
     DEVICE_PROFILE_FIELD_NUMBER: _ClassVar[int]
     LINK_PROFILE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_PART_FIELD_NUMBER: _ClassVar[int]
+    READ_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
     inspected: Inspected
     batch_announced: BatchAnnounced
@@ -372,7 +454,9 @@ class FromChild(_message.Message):
     parcels_consumed: ParcelsConsumed
     device_profile: DeviceProfile
     link_profile: LinkProfile
-    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., inspected: _Optional[_Union[Inspected, _Mapping]] = ..., batch_announced: _Optional[_Union[BatchAnnounced, _Mapping]] = ..., data_ended: _Optional[_Union[DataEnded, _Mapping]] = ..., step_applied: _Optional[_Union[StepApplied, _Mapping]] = ..., failed: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ..., device_profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., link_profile: _Optional[_Union[LinkProfile, _Mapping]] = ...) -> None: ...
+    output_part: OutputPart
+    read_weights: ReadWeights
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., inspected: _Optional[_Union[Inspected, _Mapping]] = ..., batch_announced: _Optional[_Union[BatchAnnounced, _Mapping]] = ..., data_ended: _Optional[_Union[DataEnded, _Mapping]] = ..., step_applied: _Optional[_Union[StepApplied, _Mapping]] = ..., failed: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ..., device_profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., link_profile: _Optional[_Union[LinkProfile, _Mapping]] = ..., output_part: _Optional[_Union[OutputPart, _Mapping]] = ..., read_weights: _Optional[_Union[ReadWeights, _Mapping]] = ...) -> None: ...
 
 class ForkChild(_message.Message):
     __slots__ = ("child_number", "environment")

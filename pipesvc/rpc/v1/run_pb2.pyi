@@ -62,6 +62,30 @@ class StepRecord(_message.Message):
     committed_unix_ns: int
     def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., loss: _Optional[float] = ..., num_rows: _Optional[int] = ..., committed_unix_ns: _Optional[int] = ...) -> None: ...
 
+class MetricValue(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+
+class EvaluationRecord(_message.Message):
+    __slots__ = ("step", "epoch", "loss", "metrics", "num_rows", "evaluated_unix_ns")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    epoch: int
+    loss: float
+    metrics: _containers.RepeatedCompositeFieldContainer[MetricValue]
+    num_rows: int
+    evaluated_unix_ns: int
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Iterable[_Union[MetricValue, _Mapping]]] = ..., num_rows: _Optional[int] = ..., evaluated_unix_ns: _Optional[int] = ...) -> None: ...
+
 class LinkTotals(_message.Message):
     __slots__ = ("link", "tensor_bytes", "wire_bytes", "num_frames", "worker")
     LINK_FIELD_NUMBER: _ClassVar[int]
@@ -77,7 +101,7 @@ class LinkTotals(_message.Message):
     def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., tensor_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., num_frames: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "name", "state", "num_committed_steps", "num_steps", "error", "plan_json", "warnings", "awaited", "links", "parameters", "submitted_unix_ns", "ended_unix_ns", "stage_steps", "has_weights", "fingerprints")
+    __slots__ = ("run_id", "name", "state", "num_committed_steps", "num_steps", "error", "plan_json", "warnings", "awaited", "links", "parameters", "submitted_unix_ns", "ended_unix_ns", "stage_steps", "has_weights", "fingerprints", "evaluated_step")
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +132,7 @@ class Run(_message.Message):
     STAGE_STEPS_FIELD_NUMBER: _ClassVar[int]
     HAS_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_STEP_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     name: str
     state: RunState
@@ -124,7 +149,8 @@ class Run(_message.Message):
     stage_steps: _containers.RepeatedScalarFieldContainer[int]
     has_weights: bool
     fingerprints: _containers.ScalarMap[str, str]
-    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., num_committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., plan_json: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., awaited: _Optional[_Iterable[_Union[Awaited, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkTotals, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, WorkerParameters]] = ..., submitted_unix_ns: _Optional[int] = ..., ended_unix_ns: _Optional[int] = ..., stage_steps: _Optional[_Iterable[int]] = ..., has_weights: _Optional[bool] = ..., fingerprints: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    evaluated_step: int
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., num_committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., plan_json: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., awaited: _Optional[_Iterable[_Union[Awaited, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkTotals, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, WorkerParameters]] = ..., submitted_unix_ns: _Optional[int] = ..., ended_unix_ns: _Optional[int] = ..., stage_steps: _Optional[_Iterable[int]] = ..., has_weights: _Optional[bool] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., evaluated_step: _Optional[int] = ...) -> None: ...
 
 class WorkerParameters(_message.Message):
     __slots__ = ("parameters",)
@@ -207,12 +233,14 @@ class WatchRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., from_step: _Optional[int] = ...) -> None: ...
 
 class WatchRunResponse(_message.Message):
-    __slots__ = ("run", "step")
+    __slots__ = ("run", "step", "evaluation")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
     run: Run
     step: StepRecord
-    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ...) -> None: ...
+    evaluation: EvaluationRecord
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationRecord, _Mapping]] = ...) -> None: ...
 
 class CancelRunRequest(_message.Message):
     __slots__ = ("run_id",)
@@ -241,6 +269,48 @@ class FetchWeightsResponse(_message.Message):
     total_bytes: int
     data: bytes
     def __init__(self, step: _Optional[int] = ..., total_bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ReadOutputsRequest(_message.Message):
+    __slots__ = ("run_id", "from_step")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    from_step: int
+    def __init__(self, run_id: _Optional[str] = ..., from_step: _Optional[int] = ...) -> None: ...
+
+class ReadOutputsResponse(_message.Message):
+    __slots__ = ("part", "is_last")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    part: _local_pb2.OutputPart
+    is_last: bool
+    def __init__(self, part: _Optional[_Union[_local_pb2.OutputPart, _Mapping]] = ..., is_last: _Optional[bool] = ...) -> None: ...
+
+class TakeOutputsRequest(_message.Message):
+    __slots__ = ("run_id", "step")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    step: int
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class TakeOutputsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UploadWeightsRequest(_message.Message):
+    __slots__ = ("sha256", "data")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    data: bytes
+    def __init__(self, sha256: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class UploadWeightsResponse(_message.Message):
+    __slots__ = ("was_known",)
+    WAS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    was_known: bool
+    def __init__(self, was_known: _Optional[bool] = ...) -> None: ...
 
 class ReadLogsRequest(_message.Message):
     __slots__ = ("run_id", "follow")

@@ -64,6 +64,21 @@ class RunServiceStub:
                 request_serializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.FetchWeightsRequest.SerializeToString,
                 response_deserializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.FetchWeightsResponse.FromString,
                 _registered_method=True)
+        self.ReadOutputs = channel.unary_stream(
+                '/pipesvc.rpc.v1.RunService/ReadOutputs',
+                request_serializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.ReadOutputsRequest.SerializeToString,
+                response_deserializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.ReadOutputsResponse.FromString,
+                _registered_method=True)
+        self.TakeOutputs = channel.unary_unary(
+                '/pipesvc.rpc.v1.RunService/TakeOutputs',
+                request_serializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.TakeOutputsRequest.SerializeToString,
+                response_deserializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.TakeOutputsResponse.FromString,
+                _registered_method=True)
+        self.UploadWeights = channel.stream_unary(
+                '/pipesvc.rpc.v1.RunService/UploadWeights',
+                request_serializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.UploadWeightsRequest.SerializeToString,
+                response_deserializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.UploadWeightsResponse.FromString,
+                _registered_method=True)
         self.ReadLogs = channel.unary_stream(
                 '/pipesvc.rpc.v1.RunService/ReadLogs',
                 request_serializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.ReadLogsRequest.SerializeToString,
@@ -128,6 +143,27 @@ class RunServiceServicer:
 
     def FetchWeights(self, request, context):
         """The whole model's state as one safetensors file. For a live run, of the next step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadOutputs(self, request, context):
+        """What the model gives for each batch of a prediction, in order. The run computes a few batches beyond those that the
+        client has said to have by `TakeOutputs`, and ends when nobody reads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeOutputs(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UploadWeights(self, request_iterator, context):
+        """A file that jobs submitted afterwards name by its hash.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -199,6 +235,21 @@ def add_RunServiceServicer_to_server(servicer, server):
                     servicer.FetchWeights,
                     request_deserializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.FetchWeightsRequest.FromString,
                     response_serializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.FetchWeightsResponse.SerializeToString,
+            ),
+            'ReadOutputs': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadOutputs,
+                    request_deserializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.ReadOutputsRequest.FromString,
+                    response_serializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.ReadOutputsResponse.SerializeToString,
+            ),
+            'TakeOutputs': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeOutputs,
+                    request_deserializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.TakeOutputsRequest.FromString,
+                    response_serializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.TakeOutputsResponse.SerializeToString,
+            ),
+            'UploadWeights': grpc.stream_unary_rpc_method_handler(
+                    servicer.UploadWeights,
+                    request_deserializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.UploadWeightsRequest.FromString,
+                    response_serializer=pipesvc_dot_rpc_dot_v1_dot_run__pb2.UploadWeightsResponse.SerializeToString,
             ),
             'ReadLogs': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadLogs,
@@ -388,6 +439,87 @@ class RunService:
             '/pipesvc.rpc.v1.RunService/FetchWeights',
             pipesvc_dot_rpc_dot_v1_dot_run__pb2.FetchWeightsRequest.SerializeToString,
             pipesvc_dot_rpc_dot_v1_dot_run__pb2.FetchWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadOutputs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pipesvc.rpc.v1.RunService/ReadOutputs',
+            pipesvc_dot_rpc_dot_v1_dot_run__pb2.ReadOutputsRequest.SerializeToString,
+            pipesvc_dot_rpc_dot_v1_dot_run__pb2.ReadOutputsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeOutputs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pipesvc.rpc.v1.RunService/TakeOutputs',
+            pipesvc_dot_rpc_dot_v1_dot_run__pb2.TakeOutputsRequest.SerializeToString,
+            pipesvc_dot_rpc_dot_v1_dot_run__pb2.TakeOutputsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UploadWeights(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/pipesvc.rpc.v1.RunService/UploadWeights',
+            pipesvc_dot_rpc_dot_v1_dot_run__pb2.UploadWeightsRequest.SerializeToString,
+            pipesvc_dot_rpc_dot_v1_dot_run__pb2.UploadWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,27 +17,37 @@ from pipesvc.worker.executor.spec import StageSpec
 
 def loss_of(spec: StageSpec, output: Any, labels: Parcel | None, where: Where) -> Tensor:
     """A scalar that parameters lead to."""
+    loss = number_of(spec, output, labels, where)
+    if not loss.requires_grad:
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            f"{_giver(spec)} gave a loss that no trainable parameter leads to",
+            advice="Check for detach() and no_grad() on its way, and that some parameter has requires_grad=True",
+            where=where,
+        )
+    return loss
+
+
+def arguments_of(spec: StageSpec, output: Any, labels: Parcel | None) -> tuple[Any, ...]:
+    """What loss and metrics are called with."""
+    return (output,) if labels is None else (output, _admitted(labels, spec))
+
+
+def number_of(spec: StageSpec, output: Any, labels: Parcel | None, where: Where) -> Tensor:
+    """The loss as a scalar, whether or not it is trained on."""
     loss = output
     if spec.loss is not None:
-        arguments = (output,) if labels is None else (output, _admitted(labels, spec))
+        arguments = arguments_of(spec, output, labels)
         try:
             loss = spec.loss(*arguments)
         except (Exception, KeyboardInterrupt) as cause:
             doing = f"the loss function on {', '.join(map(describe, arguments))}"
             raise failed(doing, cause, where) from cause
-    giver = "the last layer, which returns the loss," if spec.loss is None else "the loss function"
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise PipesvcError(
             ErrorCode.INVALID_JOB,
-            f"{giver} gave {describe(loss)}, not a scalar tensor",
+            f"{_giver(spec)} gave {describe(loss)}, not a scalar tensor",
             advice="Return one number as a tensor, such as the mean over the rows",
-            where=where,
-        )
-    if not loss.requires_grad:
-        raise PipesvcError(
-            ErrorCode.INVALID_JOB,
-            f"{giver} gave a loss that no trainable parameter leads to",
-            advice="Check for detach() and no_grad() on its way, and that some parameter has requires_grad=True",
             where=where,
         )
     return loss
@@ -51,6 +61,10 @@ def refuse_not_finite(loss: Tensor, where: Where) -> None:
             advice="Lower the learning rate, clip the gradients (clip_norm=) or look at the data of this batch",
             where=where,
         )
+
+
+def _giver(spec: StageSpec) -> str:
+    return "the last layer, which returns the loss," if spec.loss is None else "the loss function"
 
 
 def _admitted(labels: Parcel, spec: StageSpec) -> Any:

@@ -17,7 +17,7 @@ from pipesvc.model import malloc
 from pipesvc.model.fingerprint import numeric_fingerprint
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls
-from pipesvc.worker.executor import state
+from pipesvc.worker.executor import loading, state
 from pipesvc.worker.executor.parts import make_programs
 from pipesvc.worker.executor.runtime import Runtime, Settings
 from pipesvc.worker.executor.spec import StageSpec
@@ -26,6 +26,7 @@ from pipesvc.worker.executor.units import recompute_of
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
+from pipesvc.worker.weights_reader import WeightsReader
 
 _log = logging.getLogger("pipesvc.executor")
 
@@ -39,6 +40,9 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
         plan = Plan.from_json(assignment.plan_json)
         with malloc.while_building():
             stages = build_stages(assignment.job, plan, assignment.worker, where)
+            if assignment.job.HasField("weights"):
+                ProgressReporter(port).busy("loading the weights")
+                loading.load(WeightsReader(port), stages.values())
         port.report(local_pb2.FromChild(ready=_ready(stages)))
         Runtime(port, stages, settings_of(assignment.job, plan, assignment.worker)).run()
     except PipesvcError as error:
@@ -48,7 +52,7 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
 def settings_of(job: job_pb2.JobSpec, plan: Plan, worker: str) -> Settings:
     return Settings(
         worker=worker,
-        edges=edges_of(plan, has_labels=job.data.has_labels, clips=job.clip_norm > 0),
+        edges=edges_of(plan, has_labels=calls.reads_labels(job), clips=job.clip_norm > 0),
         schedule=plan.schedule,
         in_flight=plan.in_flight,
         schedule_text=plan.schedule_text,
@@ -60,7 +64,8 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
     """Every stage of this worker, each real in its own part of the model only."""
     build = calls.bind(job.model, "the model", where)
     loss = calls.bind_loss(job, where)
-    optimizer = calls.bind(job.optimizer, "the optimizer", where)
+    metrics = calls.bind_metrics(job, where)
+    optimizer = calls.bind_optimizer(job, where)
     specs = [
         StageSpec(
             index=stage.index,
@@ -73,6 +78,7 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
             splits_backward=splits_backward(plan.schedule, plan.schedule_text),
             recompute=recompute_of(job.strategy),
             compiles=job.strategy.compiles,
+            metrics=metrics,
         )
         for stage in plan.stages_of(worker)
     ]

@@ -53,6 +53,9 @@ class StageProgram(Protocol):
     def place_of(self, name: str) -> int:
         """By which the parameters of all stages can be put into the model's order."""
 
+    def roots(self) -> dict[str, nn.Module]:
+        """The modules that hold all others, by name; "" is the whole model."""
+
     def state_dict(self) -> dict[str, Any]:
         """With all names of what this stage owns, also those in modules of other stages."""
 

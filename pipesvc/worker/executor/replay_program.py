@@ -56,6 +56,9 @@ class ReplayProgram:
     def place_of(self, name: str) -> int:
         return self._places[name]
 
+    def roots(self) -> dict[str, nn.Module]:
+        return {"": self._model}
+
     def state_dict(self) -> dict[str, Any]:
         """What is tied has all its names, as in the state dict of the whole."""
         own = {id(each) for name, each in _named_state(self._model) if name in self._own}

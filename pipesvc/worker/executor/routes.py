@@ -61,10 +61,10 @@ def read_by(edges: Edges, action: Action) -> tuple[Link, ...]:
             return ()
 
 
-def waiting_text(action: Action, missing: Link, step: int) -> str:
+def waiting_text(action: Action, missing: Link, step: str) -> str:
     """What is awaited and from whom, for progress reports and traces."""
     what = str(missing).partition("/")[2]
     micro_batch = "" if action.micro_batch is None else f", micro-batch {action.micro_batch}"
     producer = endpoint_name(missing.producer)
     whom = producer if missing.producer < 0 else f"stage {producer}"
-    return f"{what} of step {step}{micro_batch} from {whom}"
+    return f"{what} of {step}{micro_batch} from {whom}"

@@ -21,13 +21,13 @@ from torch import Tensor
 from pipesvc.core import choice, schedules
 from pipesvc.core.actions import Action, ActionKind
 from pipesvc.core.edges import Edges
-from pipesvc.core.live import live_peaks
-from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire.links import Link
-from pipesvc.worker.executor import norms, routes, state, weights
+from pipesvc.worker.executor import norms, passes, routes, state, weights
 from pipesvc.worker.executor.inbox import Inbox, Parcel
 from pipesvc.worker.executor.outbox import Outbox
+from pipesvc.worker.executor.passes import Pass
 from pipesvc.worker.executor.program import Gradients
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.executor.trace import TraceLog
@@ -51,15 +51,6 @@ class Settings:
     schedule_text: str
     # 0: no clipping.
     clip_norm: float
-
-
-@dataclass(kw_only=True, slots=True)
-class _Step:
-    """The step that is running, and what of it is left."""
-
-    issue: local_pb2.IssueStep
-    pending: list[Action]
-    bounds: dict[int, int]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -90,7 +81,8 @@ class Runtime:
         self._progress = ProgressReporter(port, now_ns)
         self._trace = TraceLog(settings.worker, now_ns)
         self._waits = _Waits()
-        self._step: _Step | None = None
+        self._eval_mode = passes.EvalMode(root for stage in stages.values() for root in stage.roots().values())
+        self._step: Pass | None = None
         self._num_applied = 0
 
     @property
@@ -113,7 +105,7 @@ class Runtime:
             self._note_waiting("the next step from the coordinator")
         else:
             live = {index: stage.num_live for index, stage in self._stages.items()}
-            ahead = schedules.look_ahead(self._settings.schedule, len(self._stages))
+            ahead = schedules.look_ahead(step.schedule, len(self._stages))
             chosen = choice.choose(step.pending, self._is_ready, live, step.bounds, ahead)
             if chosen is not None:
                 self._perform_located(step, step.pending.pop(chosen))
@@ -148,21 +140,24 @@ class Runtime:
         if self._step is not None or not self._waits.issued:
             return
         issue = self._waits.issued.popleft()
-        if issue.step != self._num_applied + 1:
-            raise PipesvcError(
-                ErrorCode.INTERNAL, f"step {issue.step} was issued after step {self._num_applied} was applied"
-            )
-        settings, num_micro_batches = self._settings, len(issue.shares)
-        pending = schedules.worker_actions(
-            settings.schedule,
+        if not passes.is_step(issue):
+            self._eval_mode.enter()
+        else:
+            self._eval_mode.leave()
+            if issue.step != self._num_applied + 1:
+                raise PipesvcError(
+                    ErrorCode.INTERNAL, f"step {issue.step} was issued after step {self._num_applied} was applied"
+                )
+        settings = self._settings
+        self._step = passes.begun(
+            issue,
+            schedule=settings.schedule,
             stages=list(self._stages),
             num_stages=settings.edges.num_stages,
-            num_micro_batches=num_micro_batches,
             in_flight=settings.in_flight,
             clips=settings.edges.clips,
             text=settings.schedule_text,
         )
-        self._step = _Step(issue=issue, pending=list(pending), bounds=live_peaks(pending))
 
     def _save_if_due(self) -> None:
         """State is taken between two steps, so a request for a later step waits, one for an earlier step is a fault."""
@@ -174,6 +169,7 @@ class Runtime:
                 ErrorCode.INTERNAL, f"the state of step {step} was asked for after step {self._num_applied} was applied"
             )
         if step == self._num_applied:
+            self._eval_mode.leave()
             for _ in range(self._waits.saves.pop(step)):
                 for stage in self._stages.values():
                     self._progress.busy("saving", step=step, stage=stage.spec.index)
@@ -191,36 +187,46 @@ class Runtime:
                 return link
         return None
 
-    def _perform_located(self, step: _Step, action: Action) -> None:
+    def _perform_located(self, step: Pass, action: Action) -> None:
         """Whatever goes wrong is told with its step, stage and micro-batch."""
         try:
             self._perform(step, action)
         except PipesvcError as error:
-            where = Where(step=step.issue.step, stage=action.stage, micro_batch=action.micro_batch)
-            raise error.at(where) from error.__cause__
+            raise step.located(error, action) from error.__cause__
 
-    def _perform(self, step: _Step, action: Action) -> None:
+    def _perform(self, step: Pass, action: Action) -> None:
         """Compute, note the time, and only then send: a reader may start before this process runs on."""
         self._trace.starts()
         number, stage = step.issue.step, self._stages[action.stage]
-        self._progress.busy(action.kind.value, step=number, stage=action.stage, micro_batch=action.micro_batch)
+        phase = step.phase_of(action)
+        self._progress.busy(phase, step=step.shown_step, stage=action.stage, micro_batch=action.micro_batch)
         links = routes.read_by(self._settings.edges, action)
         parcels = {link: self._take(link, number, action.micro_batch or 0) for link in links}
         deliver = self._compute(step, action, stage, parcels)
-        self._trace.ends(action, number)
+        self._trace.ends(action, step.shown_step, phase)
         deliver()
         if not step.pending:
-            self._num_applied = number
-            self._step = None
+            self._end(step)
 
-    def _compute(self, step: _Step, action: Action, stage: Stage, parcels: Mapping[Link, Parcel]) -> Callable[[], None]:
+    def _end(self, step: Pass) -> None:
+        self._step = None
+        if step.is_step:
+            self._num_applied = step.issue.step
+            return
+        for stage in self._stages.values():
+            self._report_applied(stage, step)
+
+    def _compute(self, step: Pass, action: Action, stage: Stage, parcels: Mapping[Link, Parcel]) -> Callable[[], None]:
         """Runs the action; returns what hands its result on."""
         number = step.issue.step
         sent = {link.producer: parcel for link, parcel in parcels.items() if link.kind != types_pb2.LINK_KIND_LABEL}
         match action.kind, action.micro_batch:
             case ActionKind.FORWARD, int(micro_batch):
                 labels = parcels.get(routes.label_link(self._settings.edges.num_stages))
-                outputs = stage.forward(number, micro_batch, sent, labels)
+                if step.is_step:
+                    outputs = stage.forward(number, micro_batch, sent, labels)
+                else:
+                    outputs = passes.forward(self._port, step, stage, micro_batch, sent, labels)
                 return partial(self._send_outputs, action, number, outputs)
             case ActionKind.WEIGHT_BACKWARD, int(micro_batch):
                 stage.weight_backward(micro_batch)
@@ -254,14 +260,16 @@ class Runtime:
         for stage in range(self._settings.edges.num_stages):
             self._outbox.send(routes.decision_link(stage), step, 0, scale)
 
-    def _report_applied(self, stage: Stage, step: _Step) -> None:
-        weights.send(self._settings.edges, stage, self._outbox, step.issue.step)
+    def _report_applied(self, stage: Stage, step: Pass) -> None:
+        if step.is_step:
+            weights.send(self._settings.edges, stage, self._outbox, step.issue.step)
         for message in self._trace.drain():
             self._port.report(message)
-        applied = local_pb2.StepApplied(step=step.issue.step, stage=stage.spec.index)
-        loss = stage.take_loss(step.issue.shares)
-        if loss is not None:
-            applied.loss = loss
+        issue = step.issue
+        applied = local_pb2.StepApplied(step=issue.step, stage=stage.spec.index, kind=issue.kind)
+        if measured := passes.measured(step, stage):
+            applied.loss = measured[0]
+            applied.metrics.extend(measured[1:])
         self._port.report(local_pb2.FromChild(step_applied=applied))
 
     def _take(self, link: Link, step: int, micro_batch: int) -> Parcel:
@@ -270,16 +278,16 @@ class Runtime:
             self._port.consumed(link)
         return parcel
 
-    def _missing_text(self, step: _Step) -> str:
+    def _missing_text(self, step: Pass) -> str:
         for action in step.pending:
             missing = self._first_missing(action)
             if missing is not None:
-                return routes.waiting_text(action, missing, step.issue.step)
+                return routes.waiting_text(action, missing, step.name)
         return ""
 
     def _note_waiting(self, awaiting: str) -> None:
         self._trace.waits(awaiting)
-        self._progress.waiting(awaiting, step=None if self._step is None else self._step.issue.step)
+        self._progress.waiting(awaiting, step=None if self._step is None else self._step.shown_step)
 
 
 def _nothing() -> None:

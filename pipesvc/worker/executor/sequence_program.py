@@ -75,6 +75,9 @@ class SequenceProgram:
     def place_of(self, name: str) -> int:
         return self._places[name]
 
+    def roots(self) -> dict[str, nn.Module]:
+        return dict(self.layers)
+
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
         for name, layer in self.layers:

@@ -26,6 +26,7 @@ class StageSpec:
     splits_backward: bool = False
     recompute: Recompute = field(default_factory=Recompute)
     compiles: bool = False
+    metrics: tuple[tuple[str, Callable[..., Any]], ...] = ()
 
     @property
     def is_last(self) -> bool:

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from pipesvc.errors import Where
 from pipesvc.model.deferral import Late
-from pipesvc.worker.executor import losses, norms
+from pipesvc.model.random_state import same_random_state_after
+from pipesvc.worker.executor import losses, measures, norms
 from pipesvc.worker.executor.inbox import Parcel
-from pipesvc.worker.executor.program import Gradients, Parcels, StageProgram, failed
+from pipesvc.worker.executor.program import Forwarded, Gradients, Parcels, StageProgram, failed
 from pipesvc.worker.executor.spec import StageSpec
 
 
@@ -52,6 +53,8 @@ class Stage:
         # Of micro-batches between I and W, which count as alive.
         self._late: dict[int, Late] = {}
         self._losses: dict[int, Tensor] = {}
+        # Of an evaluation: the loss and the metrics of each micro-batch that counts.
+        self._measured: dict[int, list[float]] = {}
 
     @property
     def num_live(self) -> int:
@@ -75,6 +78,22 @@ class Stage:
             self._losses[micro_batch] = loss.detach()
         self._live[micro_batch] = _Live(backward=found.backward, loss=loss)
         return found.outputs
+
+    def evaluate(
+        self, step: int, micro_batch: int, inputs: Parcels, labels: Parcel | None, share: float
+    ) -> Mapping[int, Any]:
+        """As `forward`, of which nothing is kept but the numbers; the generators are as before."""
+        with torch.no_grad(), same_random_state_after():
+            found = self._program.forward(step, micro_batch, inputs)
+            if self.spec.is_last and share:
+                where = Where(step=step, stage=self.spec.index, micro_batch=micro_batch)
+                self._measured[micro_batch] = measures.measure(self.spec, found.result, labels, where)
+        return found.outputs
+
+    def predict(self, step: int, micro_batch: int, inputs: Parcels) -> Forwarded:
+        """As `forward`, without a graph and a loss."""
+        with torch.no_grad(), same_random_state_after():
+            return self._program.forward(step, micro_batch, inputs)
 
     def backward(self, step: int, micro_batch: int, gradients: Parcels, share: float) -> Gradients:
         """Receiver -> its gradients. `gradients` came from later stages; the last stage begins with its loss."""
@@ -135,6 +154,19 @@ class Stage:
                 total += share * self._losses[micro_batch].item()
         self._losses.clear()
         return total
+
+    def take_measured(self, shares: Sequence[float]) -> list[float]:
+        """Loss and metrics of a batch, added up like the loss of a step; empty but on the last stage."""
+        if not self.spec.is_last:
+            return []
+        totals = [0.0] * (1 + len(self.spec.metrics))
+        for micro_batch, values in sorted(self._measured.items()):
+            totals = [total + shares[micro_batch] * value for total, value in zip(totals, values, strict=True)]
+        self._measured.clear()
+        return totals
+
+    def roots(self) -> dict[str, nn.Module]:
+        return self._program.roots()
 
     def state_dict(self) -> Mapping[str, Any]:
         """By the names of the unsplit model."""

@@ -34,13 +34,13 @@ class TraceLog:
         self._started_ns = self._now_ns()
         return self._started_ns
 
-    def ends(self, action: Action, step: int) -> None:
+    def ends(self, action: Action, step: int, name: str) -> None:
         self._events.append(
             local_pb2.TraceEvent(
                 step=step,
                 stage=action.stage,
                 micro_batch=action.micro_batch or 0,
-                action=action.kind.value,
+                action=name,
                 start_unix_ns=self._started_ns,
                 end_unix_ns=self._now_ns(),
                 awaited=self._awaited,

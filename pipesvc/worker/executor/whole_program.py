@@ -43,6 +43,9 @@ class WholeProgram:
     def place_of(self, name: str) -> int:
         return self._places[name]
 
+    def roots(self) -> dict[str, nn.Module]:
+        return {"": self._model}
+
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self._model.state_dict(keep_vars=True)
         return state

@@ -39,6 +39,8 @@ class CutBatch:
     labels: list[Any] | None
     rows: tuple[int, ...]
     shares: tuple[float, ...]
+    weight: float
+    """The sum of the weights of its rows."""
 
 
 def raw_batch(epoch: int, value: Any, has_labels: bool) -> RawBatch:
@@ -47,8 +49,18 @@ def raw_batch(epoch: int, value: Any, has_labels: bool) -> RawBatch:
     return RawBatch(epoch=epoch, inputs=inputs, labels=labels, num_rows=collate.num_rows(inputs, labels))
 
 
-def cut_batch(raw: RawBatch, num_micro_batches: int, weight: Callable[[Any], Any] | None, where: Where) -> CutBatch:
-    """Cut by rows; each micro-batch counts by its weight, which is evaluated for the whole mini-batch at once."""
+def cut_batch(
+    raw: RawBatch,
+    num_micro_batches: int,
+    weight: Callable[[Any], Any] | None,
+    where: Where,
+    *,
+    may_count_nothing: bool = False,
+) -> CutBatch:
+    """Cut by rows; each micro-batch counts by its weight, which is evaluated for the whole mini-batch at once.
+
+    A batch in which no row counts is refused, unless it is one of those that are added up anyway.
+    """
     rows = split.micro_batch_rows(raw.num_rows, num_micro_batches)
     weights = [float(count) for count in rows] if weight is None else _weights(raw, rows, weight, where)
     return CutBatch(
@@ -56,7 +68,8 @@ def cut_batch(raw: RawBatch, num_micro_batches: int, weight: Callable[[Any], Any
         inputs=collate.cut(raw.inputs, rows),
         labels=None if raw.labels is None else collate.cut(raw.labels, rows),
         rows=rows,
-        shares=split.shares(weights),
+        shares=(0.0,) * len(rows) if may_count_nothing and not any(weights) else split.shares(weights),
+        weight=sum(weights),
     )
 
 

@@ -16,9 +16,11 @@ from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.wire.links import FEEDER
 from pipesvc.worker.feeder.batches import CutBatch, RawBatch
+from pipesvc.worker.feeder.evaluation import EvaluationFeed
 from pipesvc.worker.feeder.preparation import Preparation
 from pipesvc.worker.feeder.reader import Arrival, SourceEnded
 from pipesvc.worker.feeder.routes import FeederRoutes
+from pipesvc.worker.feeder.sending import send_batch
 from pipesvc.worker.feeder.stream import StreamReader
 from pipesvc.worker.port import ParcelArrived
 from pipesvc.worker.port_like import PortLike
@@ -61,13 +63,20 @@ class Feeder:
     """`wake_fd` is an eventfd that the supply writes to when something has come."""
 
     def __init__(
-        self, port: PortLike, supply: Supply, prepare: Preparation, settings: FeederSettings, wake_fd: int
+        self,
+        port: PortLike,
+        supply: Supply,
+        prepare: Preparation,
+        settings: FeederSettings,
+        wake_fd: int,
+        evaluation: EvaluationFeed | None = None,
     ) -> None:
         self._port = port
         self._supply = supply
         self._prepare = prepare
         self._settings = settings
         self._wake_fd = wake_fd
+        self._evaluation = evaluation
         self._progress = ProgressReporter(port)
         self._announced: dict[int, CutBatch] = {}
         self._num_announced = 0
@@ -85,9 +94,9 @@ class Feeder:
             while not self._is_stopped:
                 self.turn(IDLE_WAIT_S)
         except BaseException:
-            self._supply.close(0.0)
+            self._close(0.0)
             raise
-        self._supply.close(CLOSE_WAIT_S)
+        self._close(CLOSE_WAIT_S)
 
     def turn(self, wait_s: float) -> None:
         """Take what has come from agent and supply; wait for it at most `wait_s`."""
@@ -106,9 +115,20 @@ class Feeder:
                 self._supply.offer(event)
         for arrival in self._supply.take():
             self._accept(arrival)
+        if self._evaluation is not None:
+            self._evaluation.turn()
+
+    def _close(self, wait_s: float) -> None:
+        if self._evaluation is not None:
+            self._evaluation.close(wait_s)
+        self._supply.close(wait_s)
 
     def _obey(self, command: local_pb2.ToChild) -> None:
         match command.WhichOneof("message"):
+            case "begin_evaluation" if self._evaluation is not None:
+                self._evaluation.begin(command.begin_evaluation.after_step)
+            case "issue_step" if self._evaluation is not None and command.issue_step.kind:
+                self._evaluation.send(command.issue_step.step)
             case "issue_step":
                 self._send(command.issue_step.step)
             case "step_committed":
@@ -143,13 +163,7 @@ class Feeder:
             raise PipesvcError(ErrorCode.INTERNAL, message, where=Where(step=step))
         self._progress.busy("send", step=step)
         start_ns = time.time_ns()
-        for index, inputs in enumerate(batch.inputs):
-            try:
-                labels = None if batch.labels is None else batch.labels[index]
-                for link, value in self._settings.routes.parcels(inputs, labels):
-                    self._port.send_parcel(link, step, index, value)
-            except PipesvcError as error:
-                raise error.at(Where(step=step, micro_batch=index)) from error
+        send_batch(self._port, self._settings.routes, step, batch)
         self._num_sent = step
         self._trace(step, batch.raw, start_ns)
         if self._settings.is_double_buffered:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 
 import torch
 
 from pipesvc.core.plan import Plan
 from pipesvc.errors import PipesvcError, Where
-from pipesvc.rpc.v1 import local_pb2
+from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls
+from pipesvc.worker.feeder.evaluation import EvaluationFeed, EvaluationSettings
 from pipesvc.worker.feeder.feeder import Feeder, FeederSettings, Supply
 from pipesvc.worker.feeder.preparation import Preparation
 from pipesvc.worker.feeder.reader import Reader
@@ -48,17 +51,51 @@ def _feeder(port: PortLike, assignment: local_pb2.Assignment, where: Where, wake
     )
     num_permits = max(1, job.data.capacity) if job.data.double_buffer else 1
     supply: Supply
+    turns = threading.Lock()
     if job.data.is_streamed:
         supply = StreamReader(reading, num_permits, lambda: port.consumed(STREAM_LINK))
     else:
         source = calls.bind(job.data.source, "the data source", where)
-        supply = Reader(read(source, reading), num_permits, lambda: os.eventfd_write(wake_fd, 1), where)
+        supply = Reader(read(source, reading), num_permits, lambda: os.eventfd_write(wake_fd, 1), where, turn=turns)
     prepare = Preparation(num_micro_batches=plan.micro_batches, weight=calls.bind_weight(job, where), where=where)
     settings = FeederSettings(
         worker=assignment.worker,
-        routes=routes_of(plan, has_labels=job.data.has_labels),
+        routes=routes_of(plan, has_labels=calls.reads_labels(job)),
         is_double_buffered=job.data.double_buffer,
         timeout_s=job.data.timeout_s,
         where=where,
     )
-    return Feeder(port, supply, prepare, settings, wake_fd)
+    evaluation = _evaluation(port, job, settings, lambda: os.eventfd_write(wake_fd, 1), turns)
+    return Feeder(port, supply, prepare, settings, wake_fd, evaluation)
+
+
+def _evaluation(
+    port: PortLike,
+    job: job_pb2.JobSpec,
+    settings: FeederSettings,
+    wake: Callable[[], None],
+    turns: threading.Lock,
+) -> EvaluationFeed | None:
+    where, spec = settings.where, job.evaluation
+    source = calls.bind_evaluation_source(job, where)
+    if source is None:
+        return None
+    reading = Reading(
+        data=spec.data,
+        num_micro_batches=1,
+        num_epochs=1,
+        max_steps=0,
+        seed=job.seed,
+        where=where,
+        name="the evaluation data source",
+    )
+    weight = calls.bind_weight(job, where)
+    evaluation = EvaluationSettings(
+        open_source=lambda: read(source, reading),
+        prepare=Preparation(num_micro_batches=spec.micro_batches, weight=weight, where=where, may_count_nothing=True),
+        num_permits=max(1, spec.data.capacity) if spec.data.double_buffer else 1,
+        timeout_s=spec.data.timeout_s,
+        routes=settings.routes,
+        where=where,
+    )
+    return EvaluationFeed(port, evaluation, wake, turns)

@@ -17,9 +17,12 @@ class Preparation:
     num_micro_batches: int
     weight: Callable[[Any], Any] | None
     where: Where
+    may_count_nothing: bool = False
 
     def __call__(self, raw: RawBatch) -> CutBatch:
         try:
-            return cut_batch(raw, self.num_micro_batches, self.weight, self.where)
+            return cut_batch(
+                raw, self.num_micro_batches, self.weight, self.where, may_count_nothing=self.may_count_nothing
+            )
         except PipesvcError as error:
             raise error.at(self.where) from error.__cause__

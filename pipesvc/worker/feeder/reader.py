@@ -14,11 +14,15 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any, Final
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.worker.feeder.batches import RawBatch
 from pipesvc.worker.user_errors import user_error
+
+_ALWAYS: Final[AbstractContextManager[Any]] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +34,27 @@ Arrival = RawBatch | SourceEnded | PipesvcError
 
 
 class Reader:
-    """`take` and `reading_since_s` are for the main thread; `wake` is called on the reader's thread."""
+    """`take` and `reading_since_s` are for the main thread; `wake` is called on the reader's thread.
 
-    def __init__(self, batches: Iterator[RawBatch], num_permits: int, wake: Callable[[], None], where: Where) -> None:
+    Each batch is read within `turn`, and all of them within `throughout`; what these wait for is not the source's time.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[RawBatch],
+        num_permits: int,
+        wake: Callable[[], None],
+        where: Where,
+        *,
+        turn: AbstractContextManager[Any] = _ALWAYS,
+        throughout: AbstractContextManager[Any] = _ALWAYS,
+    ) -> None:
         self._batches = batches
         self._permits = threading.Semaphore(num_permits)
         self._wake = wake
         self._where = where
+        self._turn = turn
+        self._throughout = throughout
         self._arrivals: deque[Arrival] = deque()
         self._reading_since_s: float | None = None
         self._closing = threading.Lock()
@@ -73,16 +91,21 @@ class Reader:
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     def _run(self) -> None:
+        with self._throughout:
+            self._read_all()
+
+    def _read_all(self) -> None:
         is_going_on = True
         while is_going_on:
             self._permits.acquire()
             if self._is_closed:
                 return
-            self._reading_since_s = time.monotonic()
-            arrival = self._read_one()
-            is_going_on = isinstance(arrival, RawBatch)
-            self._arrivals.append(arrival)
-            self._reading_since_s = None
+            with self._turn:
+                self._reading_since_s = time.monotonic()
+                arrival = self._read_one()
+                is_going_on = isinstance(arrival, RawBatch)
+                self._arrivals.append(arrival)
+                self._reading_since_s = None
             with self._closing:
                 if self._is_closed:
                     return

@@ -36,6 +36,7 @@ class Reading:
     max_steps: int
     seed: int
     where: Where
+    name: str = "the data source"
 
     def gate(self) -> Gate:
         return Gate(
@@ -76,12 +77,12 @@ def _epoch(source: Callable[[], Any], epoch: int, reading: Reading) -> Iterator[
     except PipesvcError as error:
         raise error.at(reading.where) from error.__cause__
     except Exception as cause:
-        doing = f"the data source in epoch {epoch}"
+        doing = f"{reading.name} in epoch {epoch}"
         raise user_error(ErrorCode.DATA_SOURCE_FAILED, doing, cause, where=reading.where) from cause
     if not num_batches:
         raise PipesvcError(
             ErrorCode.DATA_SOURCE_FAILED,
-            f"the data source gave no batch in epoch {epoch}",
+            f"{reading.name} gave no batch in epoch {epoch}",
             advice="The source function is called once for each epoch and must give a fresh iterable each time",
             where=reading.where,
         )

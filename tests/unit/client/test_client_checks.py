@@ -12,7 +12,7 @@ import torch
 
 from pipesvc.client import checks
 from pipesvc.client.calls import Call
-from pipesvc.client.job import DataSource, Job, Optimizer, ScheduleFile, Strategy, StreamSource
+from pipesvc.client.job import DataSource, Evaluation, Job, Optimizer, ScheduleFile, Strategy, StreamSource
 from pipesvc.client.local import MAX_THREADS, LocalCluster
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.worker import settings
@@ -43,6 +43,10 @@ def stream(**changes: Any) -> StreamSource:
 def job(**changes: Any) -> Job:
     options: dict[str, Any] = {"model": build, "optimizer": Optimizer(torch.optim.SGD), "data": data()}
     return Job(**(options | changes))
+
+
+def evaluation(**changes: Any) -> Evaluation:
+    return Evaluation(**({"data": data()} | changes))
 
 
 def refusal(make: Callable[[], object]) -> str:
@@ -88,6 +92,12 @@ FIELDS: list[tuple[Make, str, Sequence[object]]] = [
     (job, "include", (3, None, {"a"}, "a", b"a", *([each] for each in NO_NAME if each != "x" * 5000), ["x" * 5000])),
     (job, "strategy", (None, "1F1B", {}, Strategy)),
     (job, "data", (None, [1], DataSource)),
+    (job, "init", (3, b"x", "no.safetensors", "a\0b", [1], Rude())),
+    (job, "evaluation", (3, "epoch", data(), Evaluation)),
+    (evaluation, "data", (None, [1], DataSource, stream())),
+    (evaluation, "every", (None, 3, "step", np.array(["epoch", "a"]), Rude())),
+    *((evaluation, name, NO_COUNT) for name in ("every_steps", "micro_batches")),
+    (evaluation, "metrics", (None, [1], "a", build, {"": build}, {3: build}, {"a": 3}, {"a": int}, {"a\n": build})),
     *((job, name, ("x", 3, Rude())) for name in ("model", "loss", "weight", "optimizer")),
     (LocalCluster, "num_workers", (*NO_COUNT, 10_000)),
     (LocalCluster, "num_threads", ("2", -1, True, 2**70)),
@@ -111,7 +121,7 @@ def test_what_does_not_belong_in_a_field_is_refused_by_its_name(
 def test_every_field_of_a_job_is_tried() -> None:
     """A field that is added without a check is found here."""
     tried = {name for _, name, _ in FIELDS}
-    for kind in (Job, Strategy, DataSource):
+    for kind in (Job, Strategy, DataSource, Evaluation):
         assert {field.name for field in dataclasses.fields(kind)} - {"source"} <= tried
 
 

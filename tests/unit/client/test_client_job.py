@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipesvc.client import checks, connection
+from pipesvc.client import checks, run_ids
 from pipesvc.client.calls import Call
-from pipesvc.client.job import MAX_CAPACITY, DataSource, Job, Optimizer, ScheduleFile, Strategy, StreamSource
+from pipesvc.client.job import DataSource, Evaluation, Job, Optimizer, ScheduleFile, Strategy, StreamSource
+from pipesvc.client.sources import MAX_CAPACITY
 from pipesvc.client.strategy import MAX_MICRO_BATCHES
 from pipesvc.coordinator import validation
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -166,7 +167,7 @@ def test_arguments_are_sorted_json() -> None:
 
 
 def test_the_bounds_are_those_of_the_coordinator() -> None:
-    assert connection._RUN_ID == validation._RUN_ID
+    assert run_ids._RUN_ID == validation._RUN_ID
     ours = (MAX_CAPACITY, MAX_MICRO_BATCHES, checks.MAX_WAIT_S)
     assert ours == (validation._MAX_CAPACITY, validation._MAX_MICRO_BATCHES, validation._MAX_WAIT_S)
     assert DataSource(reader, batch_size=8, capacity=MAX_CAPACITY).capacity == MAX_CAPACITY
@@ -199,3 +200,9 @@ def test_compiled_modules_are_recomputed_whole() -> None:
     with pytest.raises(PipesvcError, match="recompute names modules inside them"):
         Strategy(recompute=("blocks.*",), compile=True)
     assert Strategy(recompute=True, compile=True).recompute is True
+
+
+def test_an_evaluation_has_labels_where_the_training_has_some() -> None:
+    evaluation = Evaluation(data=DataSource(reader, batch_size=8, labels=False))
+    with pytest.raises(PipesvcError, match="labels=True and the data of evaluation has labels=False"):
+        job(evaluation=evaluation)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipesvc.client.job import DataSource, Job, Optimizer, ScheduleFile, Strategy, StreamSource
+from pipesvc.client.calls import Call
+from pipesvc.client.job import DataSource, Evaluation, Job, Optimizer, ScheduleFile, Strategy, StreamSource
 from pipesvc.client.spec import make_submission
 from pipesvc.rpc.v1 import job_pb2
 
@@ -25,6 +26,12 @@ def reader():
 
 def weigh(labels):
     return labels
+
+def held_out():
+    yield torch.zeros(8), torch.zeros(8)
+
+def score(outputs, labels, power=1):
+    return 1.0
 """
 
 
@@ -59,6 +66,13 @@ def _full_job(user: object) -> Job:
         clip_norm=0.5,
         check_finite=True,
         weight=user.weigh,  # type: ignore[attr-defined]
+        init=Path(user.__file__),  # type: ignore[attr-defined]
+        evaluation=Evaluation(
+            data=DataSource(user.held_out, batch_size=4, drop_last=True),  # type: ignore[attr-defined]
+            every_steps=3,
+            micro_batches=2,
+            metrics={"first": Call(user.score, power=2), "second": user.score},  # type: ignore[attr-defined]
+        ),
         name="full",
         worker_wait_s=1,
         build_timeout_s=2,
@@ -71,13 +85,14 @@ def test_every_field_of_the_message_is_filled(user: object) -> None:
     spec = submission.spec
     not_for_this_job = {
         "recompute_patterns",
+        "is_prediction",
         "num_stages",
         "is_streamed",
         "double_buffer",
         "boundary_names",
         "schedule_text",
     }
-    for message in (spec, spec.data, spec.strategy):
+    for message in (spec, spec.data, spec.strategy, spec.evaluation, *spec.evaluation.metrics):
         for field in message.DESCRIPTOR.fields:
             if field.name not in not_for_this_job:
                 assert getattr(message, field.name), f"{message.DESCRIPTOR.name}.{field.name} is empty"
@@ -117,6 +132,8 @@ def test_every_field_of_the_job_changes_the_message(user: object) -> None:
         "clip_norm": None,
         "check_finite": False,
         "weight": None,
+        "evaluation": None,
+        "init": None,
         "name": None,
         "include": ("spec_user_module.py", "*.txt"),
         "worker_wait_s": 11,
@@ -168,3 +185,17 @@ def test_a_schedule_file_travels_as_text(tmp_path: Path) -> None:
     )
     strategy = make_submission(job).spec.strategy
     assert (strategy.schedule, strategy.schedule_text) == ("file", "0F0,0B0\n")
+
+
+def test_the_functions_of_an_evaluation_travel_by_name(user: object) -> None:
+    evaluation = make_submission(_full_job(user)).spec.evaluation
+    assert evaluation.data.source.target == "spec_user_module:held_out"
+    assert [(each.name, each.call.target, each.call.arguments_json) for each in evaluation.metrics] == [
+        ("first", "spec_user_module:score", '{"power": 2}'),
+        ("second", "spec_user_module:score", "{}"),
+    ]
+    base = _full_job(user)
+    assert base.evaluation is not None
+    as_in_training = dataclasses.replace(base, evaluation=Evaluation(data=base.evaluation.data))
+    spec = make_submission(as_in_training).spec
+    assert (spec.evaluation.every_steps, spec.evaluation.micro_batches) == (0, 4)

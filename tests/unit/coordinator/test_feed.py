@@ -32,6 +32,8 @@ class Watched:
             elif isinstance(command, events.RecordStep):
                 self.journal.add_step(command.run_id, command.record)
                 self.feed.step_committed(command.run_id, command.record)
+            elif isinstance(command, events.RecordEvaluation):
+                self.journal.add_evaluation(command.run_id, command.record)
         self._num_done = len(self.world.commands)
 
     def apply(self, *steps: int) -> None:
@@ -44,6 +46,8 @@ class Watched:
 def said(response: run_pb2.WatchRunResponse) -> int | str:
     if response.HasField("step"):
         return response.step.step
+    if response.HasField("evaluation"):
+        return f"evaluation {response.evaluation.step}"
     return run_pb2.RunState.Name(response.run.state).removeprefix("RUN_STATE_")
 
 
@@ -83,4 +87,26 @@ async def test_a_slow_watcher_reads_from_the_journal_what_memory_has_let_go(
     assert await taken(responses, 1) == ["RUNNING"]
     watched.apply(*range(1, 41))
     assert await taken(responses, 41) == [*range(1, 41), "COMPLETED"]
+    watched.journal.close()
+
+
+@pytest.mark.asyncio
+async def test_evaluations_come_behind_their_steps_and_that_of_the_step_before_too(tmp_path: Path) -> None:
+    world = two_workers(num_steps=4)
+    world.workers["b"].mute.add("applied")
+    world.submit()
+    watched = Watched(world, tmp_path / "journal.sqlite3")
+    watched.apply(1, 2, 3)
+    for step in (1, 3):
+        watched.journal.add_evaluation("r", run_pb2.EvaluationRecord(step=step, loss=1.0))
+    record = world.machine.record("r")
+    assert record is not None
+    record.evaluated_step = 3
+    late = watched.feed.events("r", 4)
+    assert await taken(late, 2) == ["RUNNING", "evaluation 3"]
+    await late.aclose()  # type: ignore[attr-defined]
+    responses = watched.feed.events("r", 0)
+    assert await taken(responses, 6) == ["RUNNING", 1, "evaluation 1", 2, 3, "evaluation 3"]
+    watched.apply(4)
+    assert await taken(responses, 2) == [4, "COMPLETED"]
     watched.journal.close()

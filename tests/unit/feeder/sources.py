@@ -54,6 +54,11 @@ def drawn() -> Iterator[tuple[Tensor, float]]:
         yield torch.rand(1), random.random() + float(np.random.rand())
 
 
+def drawn_rows(count: int = 8) -> Iterator[tuple[Tensor, float]]:
+    for _ in range(count):
+        yield torch.rand(1), random.random() + float(np.random.rand())
+
+
 def fails_at(index: int) -> Iterator[tuple[Tensor, int]]:
     yield from samples(index)
     raise ValueError("boom in the source")

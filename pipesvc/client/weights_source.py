@@ -1,0 +1,74 @@
+"""Weights that a job begins with: those of a run, or a safetensors file of the user.
+
+A file goes to the coordinator in pieces, under its hash, so that a job that is submitted again sends nothing and is the
+same job. From there each worker reads the ranges that it needs: no path has to mean the same on two hosts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pipesvc.client.checks import refusal, refuse
+from pipesvc.rpc.v1 import job_pb2, run_pb2
+
+if TYPE_CHECKING:
+    from pipesvc.client.run import Run
+    from pipesvc.client.transport import Transport
+
+_PIECE_BYTES: Final = 1 << 20
+# A file of hundreds of gigabytes on a slow line.
+_UPLOAD_S: Final = 24 * 3600.0
+
+
+def check(name: str, value: object) -> None:
+    """A run, or the path of a file that is there."""
+    if not isinstance(value, str | Path) and _is_run(value):
+        return
+    if not isinstance(value, str | Path) or "\0" in str(value):
+        raise refusal(name, value, "a run, or the path of a safetensors file")
+    try:
+        is_file = Path(value).is_file()
+    except (OSError, ValueError):
+        is_file = False
+    if not is_file:
+        raise refuse(
+            f"{name} is {str(value)!r}, and there is no such file", "For the weights of a run: client.attach(id)"
+        )
+
+
+def _is_run(value: object) -> bool:
+    from pipesvc.client.run import Run  # late: it imports gRPC, of which writing a job must stay free
+
+    return isinstance(value, Run)
+
+
+def message(value: Run | str | Path) -> job_pb2.WeightsSource:
+    if not isinstance(value, str | Path):
+        return job_pb2.WeightsSource(run_id=value.run_id)
+    digest = hashlib.sha256()
+    for data in _pieces(Path(value)):
+        digest.update(data)
+    return job_pb2.WeightsSource(sha256=digest.hexdigest())
+
+
+def send(transport: Transport, path: Path, sha256: str) -> None:
+    """Have the coordinator keep the file; nothing is sent if it has it."""
+
+    def requests() -> Iterator[run_pb2.UploadWeightsRequest]:
+        yield run_pb2.UploadWeightsRequest(sha256=sha256)
+        for data in _pieces(path):
+            yield run_pb2.UploadWeightsRequest(data=data)
+
+    def upload(_request: object, **options: Any) -> object:
+        return transport.stub.UploadWeights(requests(), **options)
+
+    transport.call(upload, None, timeout_s=_UPLOAD_S)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while data := file.read(_PIECE_BYTES):
+            yield data
