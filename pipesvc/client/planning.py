@@ -81,6 +81,7 @@ def plan_job(job: Job, costs: Costs, crew: Crew) -> Planned:
     if not tried:
         raise refusals[0]
     best, *others = sorted(tried, key=lambda planned: planned.report.step_s)
+    others = [other for other in others if other.plan.stages != best.plan.stages]
     if not isinstance(job.strategy.boundaries, str):
         return best
     reason = f"Layers by {job.strategy.boundaries!r}: {_layers_text(best.report)}."

@@ -133,6 +133,6 @@ def _evenly(num_stages: int, num_layers: int) -> tuple[StageCut, ...]:
         raise PipesvcError(
             ErrorCode.INVALID_PLAN,
             f"{num_layers} layers cannot fill {num_stages} stages",
-            advice=f"Use num_stages of 1 to {num_layers}, or 0 for one per worker.",
+            advice=f"Use num_stages of 1 to {num_layers}, or leave it out for one per worker.",
         )
     return _numbered([index * num_layers // num_stages for index in range(1, num_stages)], num_layers)
