@@ -90,7 +90,7 @@ def plan_job(job: Job, costs: Costs, crew: Crew) -> Planned:
     return replace(best, report=replace(best.report, reasons=(*best.report.reasons, reason), runner_up=runner_up))
 
 
-def predict(plan: Plan, job: Job, costs: Costs, fingerprints: Mapping[str, str]) -> Planned:
+def predict(plan: Plan, costs: Costs, fingerprints: Mapping[str, str], *, clips: bool) -> tuple[PlanReport, Candidate]:
     """What these costs let expect of a plan, whoever made it and whether it fits or not."""
     stages = _stages(plan, costs)
     evaluated = evaluate(
@@ -98,16 +98,11 @@ def predict(plan: Plan, job: Job, costs: Costs, fingerprints: Mapping[str, str])
         stages,
         num_micro_batches=plan.micro_batches,
         in_flight=plan.in_flight,
-        clips=job.clip_norm is not None,
+        clips=clips,
         text=plan.schedule_text,
         link=costs.link,
     )
-    return Planned(
-        plan=plan,
-        strategy=strategy_of(plan, job.strategy),
-        report=make_report(plan, costs, stages, evaluated, fingerprints=fingerprints),
-        evaluated=evaluated,
-    )
+    return make_report(plan, costs, stages, evaluated, fingerprints=fingerprints), evaluated
 
 
 def strategy_of(plan: Plan, asked: Strategy) -> Strategy:
@@ -140,9 +135,14 @@ def _planned(job: Job, costs: Costs, workers: Sequence[WorkerInfo], fingerprints
         praise, runner_up = choice.reason
         reasons = (praise,)
     plan = _plan(asked, costs, workers)
-    planned = predict(plan, job, costs, fingerprints)
-    check_memory(_stages(plan, costs), planned.evaluated.memory)
-    return replace(planned, report=replace(planned.report, reasons=reasons, runner_up=runner_up))
+    report, evaluated = predict(plan, costs, fingerprints, clips=job.clip_norm is not None)
+    check_memory(_stages(plan, costs), evaluated.memory)
+    return Planned(
+        plan=plan,
+        strategy=strategy_of(plan, job.strategy),
+        report=replace(report, reasons=reasons, runner_up=runner_up),
+        evaluated=evaluated,
+    )
 
 
 def _plan(strategy: Strategy, costs: Costs, workers: Sequence[WorkerInfo]) -> Plan:
