@@ -22,7 +22,7 @@ from pipesvc.core.plan_report import PlanReport, make_report
 from pipesvc.core.planner import make_plan
 from pipesvc.core.schedule_search import Candidate, choose_schedule, evaluate, seconds_text
 from pipesvc.core.stage_costs import StageCost, stage_costs
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.errors import ErrorCode, LayersError, PipesvcError
 from pipesvc.rpc.v1 import run_pb2
 from pipesvc.wire.registrations import worker_info
 
@@ -160,7 +160,7 @@ def _stages(plan: Plan, costs: Costs) -> tuple[StageCost, ...]:
     held_bytes = sum(stage.parameter_bytes for stage in plan.stages)
     costed_bytes = sum(layer.parameter_bytes for layer in costs.layers)
     if held != [layer.name for layer in costs.layers] or held_bytes != costed_bytes:
-        raise PipesvcError(
+        raise LayersError(
             ErrorCode.INVALID_PLAN,
             f"the plan has {len(held)} layers with {held_bytes} bytes of parameters, which are not the job's "
             f"{len(costs.layers)} with {costed_bytes}",

@@ -25,7 +25,7 @@ from pipesvc.core.partition_problem import InFlight, Kinds, Problem, Skip, alike
 from pipesvc.core.partition_search import Found, Search
 from pipesvc.core.partition_states import states_of
 from pipesvc.core.partition_table import Route, cheapest
-from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.errors import ErrorCode, LayersError, PipesvcError, Where
 
 __all__ = ["InFlight", "Partition", "PartitionConstraints", "PlacedStage", "Skip", "one_f_one_b", "partition"]
 
@@ -140,7 +140,7 @@ def _refusal(problem: Problem, kinds: Kinds) -> PipesvcError:
     """Why there is no plan: memory, with the tightest stage of the plan that nearly fits, or the demands themselves."""
     nearest = _nearly_fitting(problem, kinds)
     if nearest is None:
-        return PipesvcError(
+        return LayersError(
             ErrorCode.INVALID_PLAN,
             f"{len(problem.costs.layers)} layers cannot be placed on {len(problem.costs.devices)} devices as asked",
             advice="Marks, given places, ties and boundaries leave no way: release one of them, or start more workers.",
@@ -156,7 +156,7 @@ def _refusal(problem: Problem, kinds: Kinds) -> PipesvcError:
     layers = problem.costs.layers[nearest.edges[stage] : nearest.edges[stage + 1]]
     names = layers[0].name if len(layers) == 1 else f"{layers[0].name} to {layers[-1].name}"
     shown = " + ".join(f"{bytes_text(int(size))} {name}" for name, size in parts.items() if size)
-    return PipesvcError(
+    return LayersError(
         ErrorCode.INVALID_PLAN,
         f"no cut fits into memory. In the one that is nearest, stage {stage} of {num_stages} (layers {names}) would "
         f"need on {device.worker}/{device.device}, with {num_alive} micro-batches in flight, {shown} = "

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.errors import ErrorCode, LayersError, PipesvcError
 
 Rows = Sequence[tuple[int, ...]]  # the stages of each row of a schedule file
 
@@ -42,10 +42,11 @@ def num_stages_by_default(sharing: Sharing, num_workers: int, rows: Rows = (), n
     if not num_layers or sharing is Sharing.ANY:
         return count
     if num_layers < least:
-        raise _refusal(
+        raise LayersError(
+            ErrorCode.INVALID_PLAN,
             f"the schedule needs {least} stages{'' if sharing is Sharing.ROWS else ' or more'} ({sharing.value}), and "
             f"the model has {num_layers} layer{'s' if num_layers > 1 else ''}",
-            "Use another schedule, such as 1F1B.",
+            advice="Use another schedule, such as 1F1B.",
         )
     return min(count, num_layers // num_parts * num_parts)
 

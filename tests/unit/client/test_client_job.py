@@ -153,6 +153,13 @@ def test_p11_a_micro_batch_beyond_those_of_the_step_is_refused_with_row_and_colu
         Strategy(schedule=file, micro_batches=3)
 
 
+def test_a_method_that_cannot_be_read_is_refused_where_it_is_written() -> None:
+    assert Strategy(boundaries="type:(Linear|ReLU):2|Block").boundaries
+    for method, said in (("type:(", "no regular expression"), (f"type:Block:{'9' * 400}", "the weight of 'Block'")):
+        with pytest.raises(PipesvcError, match=said):
+            Strategy(boundaries=method)
+
+
 def test_one_stage_may_be_said_twice() -> None:
     assert Strategy(pipeline=False, num_stages=1, micro_batches=4, schedule="GPipe").num_stages == 1
 
