@@ -14,6 +14,7 @@ from pipesvc.client.gantt import Row
 from pipesvc.client.job import Job, Strategy
 from pipesvc.client.plan_cuts import cuts_of, settings_of
 from pipesvc.core.costs import Costs
+from pipesvc.core.edges import edges_of
 from pipesvc.core.memory import check_memory
 from pipesvc.core.partition_methods import layer_infos
 from pipesvc.core.placement import MissingWorkers, reachable_first
@@ -175,11 +176,24 @@ def _stages(plan: Plan, costs: Costs) -> tuple[StageCost, ...]:
             f"stage {unknown[0].index} is placed on {unknown[0].worker}/{unknown[0].device}, which was not measured",
             advice=f"There are costs for {measured or 'no device'}.",
         )
+    _check_ways(plan, costs)
     return stage_costs(
         costs,
         boundaries=[stage.first_layer for stage in plan.stages[1:]],
         devices=[indices[stage.worker, stage.device] for stage in plan.stages],
     )
+
+
+def _check_ways(plan: Plan, costs: Costs) -> None:
+    for sender, receiver in edges_of(plan, has_labels=False, clips=False).pairs:
+        workers = plan.stages[sender].worker, plan.stages[receiver].worker
+        if not costs.link(*workers).is_open:
+            raise PipesvcError(
+                ErrorCode.LINK_LOST,
+                f"stage {sender} on {workers[0]} sends to stage {receiver} on {workers[1]}, and no way between these "
+                "two workers was found when links were measured",
+                advice="Place the stages on other workers, or see `pipesvc status`, open the way, and profile again.",
+            )
 
 
 def _lost_text(report: PlanReport, best: PlanReport) -> str:

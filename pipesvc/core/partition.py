@@ -140,9 +140,13 @@ def _refusal(problem: Problem, kinds: Kinds) -> PipesvcError:
     """Why there is no plan: memory, with the tightest stage of the plan that nearly fits, or the demands themselves."""
     nearest = _nearly_fitting(problem, kinds)
     if nearest is None:
+        cut = [
+            f"{sender} and {receiver}" for (sender, receiver), link in problem.costs.links.items() if not link.is_open
+        ]
         return LayersError(
             ErrorCode.INVALID_PLAN,
-            f"{len(problem.costs.layers)} layers cannot be placed on {len(problem.costs.devices)} devices as asked",
+            f"{len(problem.costs.layers)} layers cannot be placed on {len(problem.costs.devices)} devices as asked"
+            f"{f'; there is no way between workers {cut[0]}' if cut else ''}",
             advice="Marks, given places, ties and boundaries leave no way: release one of them, or start more workers.",
         )
     num_stages = len(nearest.kinds)
