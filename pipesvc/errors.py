@@ -192,3 +192,10 @@ class PipesvcError(Exception):
             host=known.host or where.host,
         )
         return PipesvcError.of(replace(self.details, where=merged))
+
+
+class LayersError(PipesvcError):
+    """INVALID_PLAN for the names, the number or the bytes of layers: what was asked may fit another model.
+
+    A class of its own for whoever holds layers that were looked at earlier, and may say so. It does not travel.
+    """

@@ -16,8 +16,13 @@ from statistics import median
 from typing import Any, Final, Literal
 
 from pipesvc.client.gantt import KIND_NAMES
+from pipesvc.client.job import ScheduleFile, Strategy
 from pipesvc.core.actions import EVALUATING, Action, ActionKind
+from pipesvc.core.costs import Costs
+from pipesvc.core.plan import Plan
 from pipesvc.core.plan_report import PlanReport, StageReport
+from pipesvc.core.schedules import FILE
+from pipesvc.core.split import micro_batch_rows
 from pipesvc.core.timeline import Simulation, Span
 from pipesvc.errors import ErrorCode, PipesvcError
 
@@ -65,6 +70,41 @@ def compare(
     for stage in report.stages:
         lines += _stage_lines(stage, predicted, measured)
     return [*lines, *_link_lines(report, links, num_steps)]
+
+
+def check_same_rows(costs: Costs, plan: Plan, num_rows: int) -> None:
+    """Refuses costs of micro-batches of another size than those of a run whose first step had so many rows."""
+    rows = micro_batch_rows(num_rows, plan.micro_batches)[0]
+    if costs.micro_batch_rows not in (0, rows):
+        raise PipesvcError(
+            ErrorCode.INVALID_PLAN,
+            f"the run has {rows} rows in its first micro-batch ({num_rows} in {plan.micro_batches}), and the job would "
+            f"have {costs.micro_batch_rows}",
+            advice="Give the job the run's batch_size and data.",
+        )
+
+
+def differences(strategy: Strategy, plan: Plan) -> list[str]:
+    """What a strategy says otherwise than this plan, each with both values; what it leaves open differs in nothing."""
+    own = strategy.schedule
+    schedule, text = (FILE, own.text) if isinstance(own, ScheduleFile) else (own, "")
+    names = [stage.layer_names[0] for stage in plan.stages[1:]]
+    is_by_index = any(isinstance(each, int) for each in strategy.boundaries)
+    first_layers = [stage.first_layer for stage in plan.stages[1:]] if is_by_index else names
+    said: list[tuple[str, object, object]] = [("micro_batches", strategy.micro_batches, plan.micro_batches)]
+    if not strategy.has_open_schedule:
+        said.append(("schedule", schedule.lower(), plan.schedule.lower()))
+        said.append(("in_flight", strategy.in_flight or 0, plan.in_flight))
+    if not isinstance(strategy.boundaries, str) and strategy.boundaries:
+        said.append(("boundaries", list(strategy.boundaries), first_layers))
+    elif strategy.num_stages or not strategy.pipeline:
+        said.append(("num_stages", strategy.num_stages or 1, plan.num_stages))
+    places = {stage.label: f"{stage.worker}/{stage.device}" for stage in plan.stages}
+    for label, wish in strategy.placement.items():
+        place = places.get(label, "nothing")
+        said.append((label, wish, place if "/" in wish else place.partition("/")[0]))
+    found = [f"{name} is {asked} and was {ran}" for name, asked, ran in said if asked != ran]
+    return found if text == plan.schedule_text else [*found, "the text of the schedule file is another"]
 
 
 def comparison_json(lines: Sequence[Line]) -> str:

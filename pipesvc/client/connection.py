@@ -177,22 +177,17 @@ class Client:
         with doubting(known.are_kept):
             return planning.plan_job(job, known.costs, planning.crew_of(self.status()))
 
-    def compare(self, job: Job, run_id: str) -> list[Line]:
-        """What the job's costs let expect of the plan of a run, beside what its trace and links say."""
-        from pipesvc.client import planning
-        from pipesvc.client.compare import compare
+    def compare(
+        self, job: Job, run_id: str, *, is_planned: bool = False, on_event: OnEvent | None = None
+    ) -> list[Line]:
+        """What the job's costs let expect of the plan of a run, beside what its trace and links say.
 
-        run = self.attach(run_id)
-        info, known = run.info(), self.profile(measurable(job))
-        with doubting(known.are_kept):
-            predicted = planning.predict(run.plan(), job, known.costs, planning.crew_of(self.status()).fingerprints)
-        return compare(
-            predicted.report,
-            predicted.evaluated.step,
-            trace=run.trace(),
-            links=run.links(),
-            num_steps=info.num_committed_steps,
-        )
+        The plan and the micro-batches are the run's own; with `is_planned`, a strategy that says otherwise is refused
+        with what differs. Costs are measured first if they are not known; `on_event` is told what that waits for.
+        """
+        from pipesvc.client.comparing import compare_run
+
+        return compare_run(self, job, run_id, is_planned=is_planned, on_event=on_event)
 
     def is_source_of(self, run_id: str) -> bool:
         """True for a run that cannot go on without this client, which has not streamed all of its batches."""

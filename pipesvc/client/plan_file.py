@@ -8,6 +8,7 @@ faults at once by their field, because an edit that is silently ignored trains t
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -41,12 +42,13 @@ _TYPES: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
 _OPTIONAL: Final = frozenset({"recompute", "compile"})
 
 
-def plan_file_text(strategy: Strategy, report: PlanReport) -> str:
-    """The plan as `read_plan` takes it."""
+def plan_file_text(strategy: Strategy, report: PlanReport, folder: str | Path = ".") -> str:
+    """The plan as `read_plan` takes it from a file in this folder."""
     document = {
         "format": _FORMAT,
         "about": _ABOUT,
-        "strategy": {name: getattr(strategy, name) for name in _TYPES} | {"schedule": _schedule_value(strategy)},
+        "strategy": {name: getattr(strategy, name) for name in _TYPES}
+        | {"schedule": _schedule_value(strategy, folder)},
         "estimated": asdict(report),
     }
     return f"{json.dumps(document, indent=2)}\n"
@@ -55,7 +57,7 @@ def plan_file_text(strategy: Strategy, report: PlanReport) -> str:
 def read_plan(path: str | Path) -> Strategy:
     """The strategy of a plan file, for `Job(strategy=pipesvc.read_plan("plan.json"))`.
 
-    Raises INVALID_PLAN with every fault of the file by field.
+    The path of a schedule file is relative to the plan file's folder. Raises INVALID_PLAN with every fault by field.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -78,7 +80,7 @@ def read_plan(path: str | Path) -> Strategy:
     try:
         schedule = values["schedule"]
         if isinstance(schedule, dict):
-            schedule = ScheduleFile(schedule["file"])
+            schedule = ScheduleFile(Path(path).parent / schedule["file"])
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return Strategy(**values | lists | {"schedule": schedule})
     except PipesvcError as error:
@@ -86,9 +88,9 @@ def read_plan(path: str | Path) -> Strategy:
         raise PipesvcError(error.code, f"the plan file {path}: {what}", advice=error.details.advice) from None
 
 
-def _schedule_value(strategy: Strategy) -> str | dict[str, str]:
+def _schedule_value(strategy: Strategy, folder: str | Path) -> str | dict[str, str]:
     schedule = strategy.schedule
-    return {"file": str(schedule.path)} if isinstance(schedule, ScheduleFile) else schedule
+    return {"file": os.path.relpath(schedule.path, folder)} if isinstance(schedule, ScheduleFile) else schedule
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -118,6 +120,14 @@ def _faults(raw: Any) -> Iterator[str]:
         schedule = strategy.get("schedule")
         if isinstance(schedule, dict) and not (schedule.keys() == {"file"} and isinstance(schedule["file"], str)):
             yield f"strategy.schedule is {schedule!r}; it must be {_TYPES['schedule'][0]}"
+        stages = sum(label.startswith("stage:") for label in strategy.get("placement") or ())
+        is_uncut = strategy.get("boundaries") == [] and strategy.get("num_stages", 0) is None
+        if stages and is_uncut and strategy.get("pipeline") is True:
+            # As a job this means one stage for each worker, however many those are.
+            yield (
+                f"strategy.boundaries is [] and strategy.num_stages is null, while strategy.placement names {stages} "
+                f"stage{'s' if stages > 1 else ''}; say how many stages there are with one of the two"
+            )
 
 
 def _is_of(value: Any, types: tuple[type, ...]) -> bool:

@@ -14,6 +14,7 @@ from pipesvc.client.gantt import Row
 from pipesvc.client.job import Job, Strategy
 from pipesvc.client.plan_cuts import cuts_of, settings_of, shared_cuts_of
 from pipesvc.core.costs import Costs
+from pipesvc.core.edges import edges_of
 from pipesvc.core.memory import check_memory
 from pipesvc.core.partition_methods import layer_infos
 from pipesvc.core.placement import MissingWorkers, reachable_first
@@ -23,7 +24,7 @@ from pipesvc.core.planner import make_plan
 from pipesvc.core.schedule_search import SHARED, WORTH, Candidate, choose_schedule, evaluate, praise, seconds_text
 from pipesvc.core.stage_costs import StageCost, stage_costs
 from pipesvc.core.ties import copy_bytes
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.errors import ErrorCode, LayersError, PipesvcError
 from pipesvc.rpc.v1 import run_pb2
 from pipesvc.wire.registrations import worker_info
 
@@ -82,6 +83,7 @@ def plan_job(job: Job, costs: Costs, crew: Crew) -> Planned:
     if not tried:
         raise refusals[0]
     best, *others = sorted(tried, key=_rank)
+    others = [each for each in others if _shape(each) != _shape(best)]
     if not isinstance(job.strategy.boundaries, str) and not others:
         return best
     reasons = best.report.reasons
@@ -97,7 +99,11 @@ def _rank(planned: Planned) -> float:
     return planned.report.step_s * (1 + WORTH if planned.plan.schedule in SHARED else 1)
 
 
-def predict(plan: Plan, job: Job, costs: Costs, fingerprints: Mapping[str, str]) -> Planned:
+def _shape(planned: Planned) -> tuple[object, str]:
+    return planned.plan.stages, planned.plan.schedule
+
+
+def predict(plan: Plan, costs: Costs, fingerprints: Mapping[str, str], *, clips: bool) -> tuple[PlanReport, Candidate]:
     """What these costs let expect of a plan, whoever made it and whether it fits or not."""
     stages = _stages(plan, costs)
     evaluated = evaluate(
@@ -105,16 +111,11 @@ def predict(plan: Plan, job: Job, costs: Costs, fingerprints: Mapping[str, str])
         stages,
         num_micro_batches=plan.micro_batches,
         in_flight=plan.in_flight,
-        clips=job.clip_norm is not None,
+        clips=clips,
         text=plan.schedule_text,
         link=costs.link,
     )
-    return Planned(
-        plan=plan,
-        strategy=strategy_of(plan, job.strategy),
-        report=make_report(plan, costs, stages, evaluated, fingerprints=fingerprints),
-        evaluated=evaluated,
-    )
+    return make_report(plan, costs, stages, evaluated, fingerprints=fingerprints), evaluated
 
 
 def strategy_of(plan: Plan, asked: Strategy) -> Strategy:
@@ -153,14 +154,19 @@ def _planned(job: Job, costs: Costs, workers: Sequence[WorkerInfo], fingerprints
         chosen, runner_up = choice.reason
         reasons = (chosen,)
     plan = _plan(asked, costs, workers)
-    planned = predict(plan, job, costs, fingerprints)
+    report, evaluated = predict(plan, costs, fingerprints, clips=job.clip_norm is not None)
     stages = _stages(plan, costs)
-    check_memory(stages, planned.evaluated.memory)
+    check_memory(stages, evaluated.memory)
     if job.strategy.schedule in SHARED and not reasons:
         clips = job.clip_norm is not None
-        found = praise(planned.evaluated, stages, num_micro_batches=plan.micro_batches, clips=clips, link=costs.link)
+        found = praise(evaluated, stages, num_micro_batches=plan.micro_batches, clips=clips, link=costs.link)
         reasons = (found,)
-    return replace(planned, report=replace(planned.report, reasons=reasons, runner_up=runner_up))
+    return Planned(
+        plan=plan,
+        strategy=strategy_of(plan, job.strategy),
+        report=replace(report, reasons=reasons, runner_up=runner_up),
+        evaluated=evaluated,
+    )
 
 
 def _plan(strategy: Strategy, costs: Costs, workers: Sequence[WorkerInfo]) -> Plan:
@@ -178,7 +184,7 @@ def _stages(plan: Plan, costs: Costs) -> tuple[StageCost, ...]:
     held_bytes = sum(stage.parameter_bytes - copy_bytes(plan.ties, stage.index) for stage in plan.stages)
     costed_bytes = sum(layer.parameter_bytes for layer in costs.layers)
     if held != [layer.name for layer in costs.layers] or held_bytes != costed_bytes:
-        raise PipesvcError(
+        raise LayersError(
             ErrorCode.INVALID_PLAN,
             f"the plan has {len(held)} layers with {held_bytes} bytes of parameters, which are not the job's "
             f"{len(costs.layers)} with {costed_bytes}",
@@ -193,11 +199,24 @@ def _stages(plan: Plan, costs: Costs) -> tuple[StageCost, ...]:
             f"stage {unknown[0].index} is placed on {unknown[0].worker}/{unknown[0].device}, which was not measured",
             advice=f"There are costs for {measured or 'no device'}.",
         )
+    _check_ways(plan, costs)
     return stage_costs(
         costs,
         boundaries=[stage.first_layer for stage in plan.stages[1:]],
         devices=[indices[stage.worker, stage.device] for stage in plan.stages],
     )
+
+
+def _check_ways(plan: Plan, costs: Costs) -> None:
+    for sender, receiver in edges_of(plan, has_labels=False, clips=False).pairs:
+        workers = plan.stages[sender].worker, plan.stages[receiver].worker
+        if not costs.link(*workers).is_open:
+            raise PipesvcError(
+                ErrorCode.LINK_LOST,
+                f"stage {sender} on {workers[0]} sends to stage {receiver} on {workers[1]}, and no way between these "
+                "two workers was found when links were measured",
+                advice="Place the stages on other workers, or see `pipesvc status`, open the way, and profile again.",
+            )
 
 
 def _lost_text(report: PlanReport, best: PlanReport) -> str:

@@ -74,5 +74,7 @@ def _memory_row(layers: Sequence[LayerCost]) -> tuple[str, ...]:
 
 
 def _link_row(pair: tuple[str, str], link: LinkCost) -> tuple[str, ...]:
+    if not link.is_open:
+        return (*pair, "no way", "")
     bandwidth = "no bound" if math.isinf(link.bytes_per_s) else f"{bytes_text(round(link.bytes_per_s))}/s"
     return (*pair, seconds_text(link.latency_s), bandwidth)

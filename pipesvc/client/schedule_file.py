@@ -15,7 +15,8 @@ from pipesvc.errors import PipesvcError
 class ScheduleFile:
     """A CSV file as torch.distributed.pipelining writes it: one row for each worker, `0F0,0F1,0B0,0B1` in its cells.
 
-    It is read and checked when this value is made; what becomes of the file later changes no job.
+    It is read and checked when this value is made, and whether its micro-batches are those of a step in the strategy
+    that gives their number; what becomes of the file later changes no job.
     """
 
     path: str | Path

@@ -88,12 +88,12 @@ def make_submission(job: Job, *, is_prediction: bool = False) -> Submission:
     return Submission(spec=spec, bundle=bundle)
 
 
-def measurable(job: Job) -> Job:
+def measurable(job: Job, micro_batches: int | None = None) -> Job:
     """The job as its costs are measured, whatever its plan and though that may be open: costs depend on the
-    micro-batches alone."""
+    micro-batches alone. They are the job's, or as many as are given."""
     check_is_job(job)
     asked = job.strategy
-    strategy = Strategy(micro_batches=asked.micro_batches, allow_cpu_for_gpu=asked.allow_cpu_for_gpu)
+    strategy = Strategy(micro_batches=micro_batches or asked.micro_batches, allow_cpu_for_gpu=asked.allow_cpu_for_gpu)
     return replace(job, strategy=strategy, init=None)
 
 

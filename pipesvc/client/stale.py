@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from pipesvc.core.plan import Plan
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.errors import ErrorCode, LayersError, PipesvcError
 
 MEASURE_AGAIN: Final = "measure again: `pipesvc profile JOB --fresh`, or client.profile(job, is_fresh=True)"
 _ADVICE: Final = f"If the model reads something beside its code that has changed, such as a file, {MEASURE_AGAIN}."
@@ -21,11 +21,16 @@ _ADVICE: Final = f"If the model reads something beside its code that has changed
 
 @contextmanager
 def doubting(are_kept: bool) -> Iterator[None]:
-    """Lets a plan be refused within; where the costs behind it were kept from before, the refusal says so."""
+    """Lets a plan be refused within; where costs that were kept from before may be the cause, the refusal says so."""
     try:
         yield
     except PipesvcError as error:
-        if not are_kept or error.code is not ErrorCode.INVALID_PLAN:
+        is_local = not error.details.where.run_id  # what the coordinator says of a run has passed here before
+        if (
+            not are_kept
+            or error.code is not ErrorCode.INVALID_PLAN
+            or (is_local and not isinstance(error, LayersError))
+        ):
             raise
         advice = f"{error.details.advice.removesuffix('.')}. {_ADVICE}" if error.details.advice else _ADVICE
         raise PipesvcError.of(replace(error.details, advice=advice)) from None

@@ -14,6 +14,7 @@ from pipesvc.client import checks
 from pipesvc.client.checks import refuse
 from pipesvc.client.schedule_file import ScheduleFile
 from pipesvc.core.schedules import FILE, SCHEDULE_NAMES, check_counts, check_placement, splits_backward
+from pipesvc.core.type_weights import type_parts
 from pipesvc.errors import PipesvcError
 
 # Slices of a batch; the coordinator refuses more.
@@ -160,6 +161,8 @@ def _check_boundaries(boundaries: Sequence[int] | Sequence[str]) -> None:
         if boundaries not in _METHODS and not boundaries.startswith("type:"):
             fix = f"Write boundaries=({checks.shown(boundaries)},) for a layer's name"
             raise checks.refusal("boundaries", boundaries, f"one of {', '.join(_METHODS)}, type:REGEX as one text", fix)
+        if boundaries not in _METHODS:
+            type_parts(boundaries)  # refuses what cannot be read
         return
     checks.sequence("boundaries", boundaries, "a tuple of layers, by index or by name", "Write boundaries=(1, 3)")
     if len(boundaries) > _MAX_BOUNDARIES:

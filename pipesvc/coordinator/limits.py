@@ -45,6 +45,9 @@ MAX_INSPECTIONS: Final = 3
 # A profile: one link, with the time that a link which cannot be opened takes to say so; and how long it is believed.
 LINK_PROFILE_BOUND_S: Final = 60.0
 LINK_AGE_S: Final = 24 * 3600.0
+# Files of profiles: how long one is kept that nobody asks for, and how many are. Some 10 KiB each.
+PROFILE_AGE_S: Final = 90 * 24 * 3600.0
+NUM_PROFILES: Final = 10_000
 
 # Log lines and trace events kept per run, each; what comes later is counted, said and dropped.
 LOG_BYTES: Final = 64 << 20

@@ -113,6 +113,7 @@ class ProfileMachine:
             self._wanted = wanted_parts(self._asked.job, self._registrations)
             self._wanted_generation = turn.fleet.generation
         missing = (self._wanted.devices.keys() | self._wanted.links.keys()) - self._parts.keys()
+        missing -= {key for key in self._wanted.links if self._is_cut(turn, key)}
         if not missing:
             self._succeed(turn)
         elif not self._obstacle:
@@ -120,7 +121,8 @@ class ProfileMachine:
 
     def _start(self, turn: Turn, members: list[Member]) -> None:
         devices = [place for key, place in self._wanted.devices.items() if key not in self._parts]
-        self._pair_keys = [key for key in self._wanted.links if key not in self._parts]
+        links = self._wanted.links
+        self._pair_keys = [key for key in links if key not in self._parts and not self._is_cut(turn, key)]
         needed = {worker for worker, _ in devices}.union(*(self._wanted.links[key] for key in self._pair_keys))
         crew = [member for member in members if member.name in needed]
         addresses = {index: member.registration.data_address for index, member in enumerate(crew)}
@@ -149,6 +151,7 @@ class ProfileMachine:
 
     def _next_link(self, turn: Turn) -> None:
         """Have the first pair that is left measured by its sender; without one, the profile is whole."""
+        self._pair_keys = [key for key in self._pair_keys if not self._is_cut(turn, key)]
         if not self._pair_keys:
             self._succeed(turn)
             return
@@ -161,6 +164,11 @@ class ProfileMachine:
             message=local_pb2.ToChild(measure_link=wanted),
         )
         _send(turn, self._profilers[sender].incarnation, worker_pb2.AttachResponse(to_run=to_run))
+
+    def _is_cut(self, turn: Turn, key: str) -> bool:
+        """Whether one of the two has not reached the other when it last tried: an answer must come back, too."""
+        sender, receiver = self._wanted.links[key]
+        return bool(turn.fleet.reach.among([(sender, receiver), (receiver, sender)]))
 
     @property
     def _pair(self) -> tuple[str, str]:
@@ -175,6 +183,8 @@ class ProfileMachine:
             return
         profiler.moved_s = turn.now_s
         match report.WhichOneof("message"):
+            case "failed" if self.phase is Phase.LINKING and report.failed.is_echo and member.name in self._pair:
+                pass  # of the agent, whose link is lost; the sender's profiler says so too, and goes on
             case "failed":
                 self._fail(turn, placed(report.failed, member))
             case "device_profile" if self.phase is Phase.MEASURING:
@@ -186,7 +196,9 @@ class ProfileMachine:
                 if all(each.is_ready for each in self._profilers.values()):
                     self._next_link(turn)
             case "link_profile" if self.phase is Phase.LINKING and member.name == self._pair[0]:
-                self._keep({self._pair_keys[0]: link_part(*self._pair, report.link_profile)})
+                # Without a way it has no cost. That is not kept: the next profile tries again.
+                if not report.link_profile.problem:
+                    self._keep({self._pair_keys[0]: link_part(*self._pair, report.link_profile)})
                 del self._pair_keys[0]
                 self._next_link(turn)
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import permutations
+from typing import Final
 
 from pipesvc.coordinator.planning import shared_of
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
@@ -21,6 +23,9 @@ from pipesvc.core.planner import shared_threads
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, local_pb2, worker_pb2
 from pipesvc.wire.registrations import worker_info
+
+# Of a pair that no part is of: one of the two cannot dial the other.
+NO_WAY: Final = LinkCost(latency_s=math.inf)
 
 Registrations = Sequence[worker_pb2.Register]
 
@@ -95,7 +100,10 @@ def link_part(sender: str, receiver: str, profile: local_pb2.LinkProfile) -> Cos
 
 
 def joined(wanted: Wanted, parts: Mapping[str, Costs], workers: Registrations) -> Costs:
-    """The whole, in the order of the workers. Raises BUILD_FAILED if two workers built different layers."""
+    """The whole, in the order of the workers; a link without a part is no way.
+
+    Raises BUILD_FAILED if two workers built different layers.
+    """
     known = {worker.name: worker_info(worker) for worker in workers}
     found = [parts[key] for key in wanted.devices]
     _check_same_layers(found)
@@ -109,7 +117,7 @@ def joined(wanted: Wanted, parts: Mapping[str, Costs], workers: Registrations) -
             for part in found
             for device in part.devices
         ),
-        links={pair: link for key in wanted.links for pair, link in parts[key].links.items()},
+        links={pair: parts[key].links[pair] if key in parts else NO_WAY for key, pair in wanted.links.items()},
         micro_batch_rows=found[0].micro_batch_rows,
         flow_json=found[0].flow_json,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isinf
 
 from pipesvc.core import flow_json
 from pipesvc.core.flow import Flow
@@ -57,10 +58,14 @@ class DeviceCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkCost:
-    """The way from one worker to another."""
+    """The way from one worker to another; an infinite latency says that there is none."""
 
     latency_s: float = 0.0
     bytes_per_s: float = float("inf")
+
+    @property
+    def is_open(self) -> bool:
+        return not isinf(self.latency_s)
 
     def hop_s(self, num_bytes: int) -> float:
         """How long a parcel of so many bytes takes from its sender's end of compute to its reader."""

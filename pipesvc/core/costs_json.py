@@ -2,7 +2,7 @@
 
 Measured costs are kept for weeks and may be edited by people, so what is read is checked field by field, and anything
 else than `to_json` writes is refused by the name of the field. JSON has no infinity: a link without a bound has a
-bandwidth of null.
+bandwidth of null, and one that is no way at all a latency of null.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ def from_json(text: str) -> Costs:
 
 
 def _raw_link(link: LinkCost) -> dict[str, float | None]:
-    bandwidth = link.bytes_per_s
-    return {"latency_s": link.latency_s, "bytes_per_s": None if math.isinf(bandwidth) else bandwidth}
+    return {name: None if math.isinf(value) else value for name, value in asdict(link).items()}
 
 
 def _value(hint: Any, raw: object, place: str) -> Any:
@@ -71,7 +70,7 @@ def _value(hint: Any, raw: object, place: str) -> Any:
         return raw
     if hint is float:
         is_bandwidth = place.startswith("bytes_per_s")
-        if raw is None and is_bandwidth:
+        if raw is None and (is_bandwidth or place.startswith("latency_s")):
             return math.inf
         if (is_whole or (isinstance(raw, float) and math.isfinite(raw) and raw >= 0)) and not (
             is_bandwidth and not raw

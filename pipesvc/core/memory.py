@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from pipesvc.core.stage_costs import StageCost, gradients_between, outputs_between
 from pipesvc.core.ties import Pair
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.errors import ErrorCode, LayersError
 
 _UNITS: Final = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -134,7 +134,7 @@ def check_memory(stages: Sequence[StageCost], memory: Mapping[str, Memory]) -> N
     if limits:
         sums = "; ".join(f"{place} would need {memory[place].text(limit)}" for place, limit in limits.items())
         is_model_too_large = any(memory[place].model_bytes > limit for place, limit in limits.items())
-        raise PipesvcError(
+        raise LayersError(
             ErrorCode.INVALID_PLAN,
             f"the plan does not fit: {sums}",
             advice="Put fewer layers there, or place them on a worker with more memory."

@@ -25,7 +25,7 @@ from pipesvc.core.partition_problem import InFlight, Kinds, Problem, alike, kind
 from pipesvc.core.partition_search import Found, Search
 from pipesvc.core.partition_states import states_of
 from pipesvc.core.partition_table import Route, cheapest
-from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.errors import ErrorCode, LayersError, PipesvcError, Where
 
 __all__ = ["InFlight", "Partition", "PartitionConstraints", "PlacedStage", "one_f_one_b", "partition"]
 
@@ -140,9 +140,13 @@ def _refusal(problem: Problem, kinds: Kinds) -> PipesvcError:
     """Why there is no plan: memory, with the tightest stage of the plan that nearly fits, or the demands themselves."""
     nearest = _nearly_fitting(problem, kinds)
     if nearest is None:
-        return PipesvcError(
+        cut = [
+            f"{sender} and {receiver}" for (sender, receiver), link in problem.costs.links.items() if not link.is_open
+        ]
+        return LayersError(
             ErrorCode.INVALID_PLAN,
-            f"{len(problem.costs.layers)} layers cannot be placed on {len(problem.costs.devices)} devices as asked",
+            f"{len(problem.costs.layers)} layers cannot be placed on {len(problem.costs.devices)} devices as asked"
+            f"{f'; there is no way between workers {cut[0]}' if cut else ''}",
             advice="Marks, given places, ties and boundaries leave no way: release one of them, or start more workers.",
         )
     num_stages = len(nearest.kinds)
@@ -156,7 +160,7 @@ def _refusal(problem: Problem, kinds: Kinds) -> PipesvcError:
     layers = problem.costs.layers[nearest.edges[stage] : nearest.edges[stage + 1]]
     names = layers[0].name if len(layers) == 1 else f"{layers[0].name} to {layers[-1].name}"
     shown = " + ".join(f"{bytes_text(int(size))} {name}" for name, size in parts.items() if size)
-    return PipesvcError(
+    return LayersError(
         ErrorCode.INVALID_PLAN,
         f"no cut fits into memory. In the one that is nearest, stage {stage} of {num_stages} (layers {names}) would "
         f"need on {device.worker}/{device.device}, with {num_alive} micro-batches in flight, {shown} = "

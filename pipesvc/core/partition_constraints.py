@@ -19,7 +19,7 @@ from pipesvc.core.partition_methods import AUTO, edges_of, layer_infos, stage_ed
 from pipesvc.core.partition_problem import InFlight, Problem, crossing
 from pipesvc.core.plan import StrategySettings
 from pipesvc.core.stages import cut
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.errors import ErrorCode, LayersError, PipesvcError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,13 +155,14 @@ def _stage_counts(
     if num_stages:
         counts = range(num_stages, num_stages + 1) if num_stages in counts else range(0)
     if not counts:
-        raise _refuse(
+        raise LayersError(
+            ErrorCode.INVALID_PLAN,
             f"{num_stages or least} stages are asked for; {len(costs.layers)} layers on {len(costs.devices)} devices "
             f"can have {least} to {most}"
             if least <= most
             else f"{least} stages are needed, and there are {len(costs.devices)} devices and "
             f"{int(may_cut.sum()) - 2} allowed boundaries",
-            "A device holds one stage: ask for fewer stages, or start more workers.",
+            advice="A device holds one stage: ask for fewer stages, or start more workers.",
         )
     return tuple(counts)
 

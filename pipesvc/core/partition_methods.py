@@ -6,9 +6,8 @@ the search then finds the devices.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +15,10 @@ import numpy.typing as npt
 from pipesvc.core.costs import LayerCost
 from pipesvc.core.plan import LayerInfo, StrategySettings
 from pipesvc.core.stages import cut
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.core.type_weights import bad_method, type_parts
+from pipesvc.errors import ErrorCode, LayersError, PipesvcError
 
 AUTO: Final = "auto"
-_EXAMPLE: Final = 'Write "type:Block" or "type:Embedding:2|Block:1": each is REGEX or REGEX:WEIGHT.'
-_TYPE: Final = re.compile(r"(?P<regex>.+?)(?::(?P<weight>[0-9]+(?:\.[0-9]+)?))?")
 
 
 def edges_of(
@@ -70,24 +68,12 @@ def layer_infos(layers: Sequence[LayerCost]) -> list[LayerInfo]:
 
 def type_weights(method: str, layers: Sequence[LayerCost]) -> list[float]:
     """The weight of each layer: that of the first part whose expression is found in its type; 0 where none is."""
-    parts = []
-    for text in method.removeprefix("type:").split("|"):
-        match = _TYPE.fullmatch(text)
-        if match is None or match["regex"].endswith(":") or ":" in match["regex"]:
-            _bad_type(method, f"cannot read {text!r}")
-        try:
-            parts.append((re.compile(match["regex"]), float(match["weight"] or 1)))
-        except re.error as error:
-            _bad_type(method, f"{match['regex']!r} is no regular expression: {error}")
+    parts = type_parts(method)
     weights = [next((weight for regex, weight in parts if regex.search(layer.type)), 0.0) for layer in layers]
     if not any(weights):
         types = ", ".join(dict.fromkeys(layer.type or "(unknown)" for layer in layers))
-        _bad_type(method, f"no layer has a weight; their types are {types}")
+        raise bad_method(method, f"no layer has a weight; their types are {types}", LayersError)
     return weights
-
-
-def _bad_type(method: str, what: str) -> NoReturn:
-    raise PipesvcError(ErrorCode.INVALID_PLAN, f"the method {method!r}: {what}", advice=_EXAMPLE)
 
 
 def balanced(
@@ -109,7 +95,7 @@ def balanced(
     for _ in range(min(num_stages, num_layers + 1)):  # one more than layers already fills no stage
         heaviest = np.maximum(weight, heaviest).min(axis=1)
     if not np.isfinite(heaviest[0]):
-        raise PipesvcError(
+        raise LayersError(
             ErrorCode.INVALID_PLAN,
             f"{num_layers} layers cannot fill {num_stages} stages: only {int(may_cut[1:-1].sum())} boundaries between "
             f"them are allowed, and {len(must_cut)} must be there",

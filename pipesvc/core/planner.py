@@ -48,7 +48,7 @@ def make_plan(
         # The switch must not need a second edit, also where the schedule is for several stages.
         settings = replace(settings, schedule="1F1B", in_flight=0, schedule_text="")
     schedule, text = settings.schedule, settings.schedule_text
-    cuts = cut(settings, layers, num_stages_by_default(schedule, len(workers), text))
+    cuts = cut(settings, layers, num_stages_by_default(schedule, len(workers), text, num_layers=len(layers)))
     labels = [stage.label for stage in cuts]
     # Nor may a placement: for the stages that are gone it is left aside.
     placement = {label: wish for label, wish in settings.placement.items() if settings.is_pipelined or label in labels}

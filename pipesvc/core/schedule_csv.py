@@ -44,7 +44,8 @@ class ScheduleTable:
 def read(text: str, num_micro_batches: int | None = None) -> ScheduleTable:
     """The table in this text, which can run; anything else is refused with row, column and rule.
 
-    `num_micro_batches` is what a step will have; None: as many as the file itself has.
+    `num_micro_batches` is what a step will have. None: as many as the file names; whether any is missing, or one too
+    many, is not asked before their number is known.
     """
     if text.startswith(_BYTE_ORDER_MARK):
         raise _refusal("the file", "begins with a byte order mark (BOM)", "Save it as UTF-8 without one.")
@@ -103,42 +104,54 @@ def _checked(rows: Sequence[Sequence[tuple[int, Action | Comm]]], num_micro_batc
     actions = [action for row in computes for _, action in row]
     if not actions:
         raise _refusal("the file", "has no action", "Write one row for each worker, such as 0F0,0B0.")
+    _check_stages(computes)
     num_stages = max(action.stage for action in actions) + 1
     num_written = max(action.micro_batch or 0 for action in actions) + 1
-    num_micro_batches = num_written if num_micro_batches is None else num_micro_batches
-    if num_written < num_micro_batches:
+    table = ScheduleTable(
+        rows=tuple(tuple(action for _, action in row) for row in computes),
+        num_stages=num_stages,
+        num_micro_batches=num_written if num_micro_batches is None else num_micro_batches,
+    )
+    if num_written < table.num_micro_batches:
         text = f"it has {num_written} micro-batches, and a step has micro_batches={num_micro_batches}"
         raise _refusal("the file", text, f"Use micro_batches={num_written}, or a file for {num_micro_batches}.")
-    _check_size(num_stages, num_micro_batches, len(actions))
-    missing = sorted(set(range(num_stages)) - {action.stage for action in actions})
-    if missing:
-        text = f"has no action of stage {missing[0]}, and one of stage {num_stages - 1}"
-        raise _refusal("the file", text, "Stages count from 0 without a gap.")
+    if num_stages * table.num_micro_batches > len(actions):
+        # An index of a thousand million in a short file must not become a search for what is missing.
+        if num_micro_batches is None:
+            return table
+        text = f"{num_stages} stages and {num_micro_batches} micro-batches are named by {len(actions)} actions"
+        raise _refusal("the file", text, "Every stage has an F and a B (or I and W) of every micro-batch.")
     lists = {
         f"row {number}": [action for _, action in row]
         + once_a_step(sorted({action.stage for _, action in row}), clips=False)
         for number, row in enumerate(computes, 1)
     }
-    contents = Contents(num_stages=num_stages, num_micro_batches=num_micro_batches)
+    contents = Contents(num_stages=num_stages, num_micro_batches=table.num_micro_batches)
     fault = find_fault(lists, contents, bounds={})
+    if fault is not None and fault.position is None and num_micro_batches is None:
+        return table
     columns = [[column for column, _ in row] for row in computes]
     if fault is None:
         fault = find_comm_fault([[action for _, action in row] for row in rows], num_stages)
         columns = [[column for column, _ in row] for row in rows]
     if fault is not None:
         raise _refusal(_place(fault, columns), fault.message, fault.advice)
-    return ScheduleTable(
-        rows=tuple(tuple(action for _, action in row) for row in computes),
-        num_stages=num_stages,
-        num_micro_batches=num_micro_batches,
+    return table
+
+
+def _check_stages(rows: Sequence[Sequence[tuple[int, Action]]]) -> None:
+    held = sorted({action.stage for row in rows for _, action in row})
+    missing = next((stage for stage, each in enumerate(held) if each != stage), None)
+    if missing is None:
+        return
+    row, column, action = next(
+        (row, column, action)
+        for row, cells in enumerate(rows, 1)
+        for column, action in cells
+        if action.stage == held[missing]
     )
-
-
-def _check_size(num_stages: int, num_micro_batches: int, num_actions: int) -> None:
-    """An index of a thousand million in a short file must not become a search for what is missing."""
-    if num_stages * num_micro_batches > num_actions:
-        text = f"{num_stages} stages and {num_micro_batches} micro-batches are named by {num_actions} actions"
-        raise _refusal("the file", text, "Every stage has an F and a B (or I and W) of every micro-batch.")
+    text = f"{action} is of stage {action.stage}, and stage {missing} has no action"
+    raise _refusal(f"row {row}, column {column}", text, "Stages count from 0 without a gap.")
 
 
 def _place(fault: Fault, columns: Sequence[Sequence[int]]) -> str:

@@ -93,7 +93,7 @@ def check_counts(schedule: str, *, num_micro_batches: int, in_flight: int = 0, t
         raise PipesvcError(
             ErrorCode.INVALID_PLAN,
             f"in_flight={in_flight} does not fit {found.name}, which keeps {found.keeps} in flight",
-            advice="Leave in_flight at 0, or use 1F1B with in_flight of 1 or more.",
+            advice="Leave in_flight out, or use 1F1B with in_flight of 1 or more.",
         )
     if found.name == FILE:
         schedule_csv.read(text, num_micro_batches)
@@ -107,9 +107,14 @@ def splits_backward(schedule: str, text: str = "") -> bool:
     return any(action.kind is ActionKind.INPUT_BACKWARD for row in schedule_csv.read(text).rows for action in row)
 
 
-def num_stages_by_default(schedule: str, num_workers: int, text: str = "") -> int:
-    """How many stages to make where the user gives no number."""
-    return sharing.num_stages_by_default(_find(schedule).sharing, num_workers, _rows(text))
+def num_stages_by_default(schedule: str, num_workers: int, text: str = "", *, num_layers: int | None = None) -> int:
+    """How many stages to make where the user gives no number. See `sharing`."""
+    return sharing.num_stages_by_default(_find(schedule).sharing, num_workers, _rows(text), num_layers)
+
+
+def shares_workers(schedule: str) -> bool:
+    """Whether it says itself which stages a worker holds together."""
+    return _find(schedule).sharing is not Sharing.ANY
 
 
 def homes(schedule: str, *, num_stages: int, num_workers: int, text: str = "") -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.errors import ErrorCode, LayersError, PipesvcError
 
 Rows = Sequence[tuple[int, ...]]  # the stages of each row of a schedule file
 
@@ -31,11 +31,24 @@ class Sharing(Enum):
 _PARTS: Final = {Sharing.ANY: 1, Sharing.ROUND: 2, Sharing.V: 2}
 
 
-def num_stages_by_default(sharing: Sharing, num_workers: int, rows: Rows = ()) -> int:
-    """How many stages to make on so many workers."""
-    if sharing is Sharing.ROWS:
-        return sum(map(len, rows))
-    return _PARTS[sharing] * max(2 if sharing is Sharing.ROUND else 1, num_workers)
+def num_stages_by_default(sharing: Sharing, num_workers: int, rows: Rows = (), num_layers: int | None = None) -> int:
+    """How many stages to make on so many workers, of so many layers if that is known.
+
+    Refuses layers that are fewer than the stages of any placement, since no number of stages would do.
+    """
+    num_parts = 1 if sharing is Sharing.ROWS else _PARTS[sharing]
+    least = sum(map(len, rows)) if sharing is Sharing.ROWS else num_parts * (2 if sharing is Sharing.ROUND else 1)
+    count = least if sharing is Sharing.ROWS else max(least, num_parts * num_workers)
+    if not num_layers or sharing is Sharing.ANY:
+        return count
+    if num_layers < least:
+        raise LayersError(
+            ErrorCode.INVALID_PLAN,
+            f"the schedule needs {least} stages{'' if sharing is Sharing.ROWS else ' or more'} ({sharing.value}), and "
+            f"the model has {num_layers} layer{'s' if num_layers > 1 else ''}",
+            advice="Use another schedule, such as 1F1B.",
+        )
+    return min(count, num_layers // num_parts * num_parts)
 
 
 def homes(sharing: Sharing, num_stages: int, num_workers: int, rows: Rows = ()) -> tuple[int, ...]:
@@ -53,14 +66,14 @@ def homes(sharing: Sharing, num_stages: int, num_workers: int, rows: Rows = ()) 
         if not divisors:
             raise _refusal(
                 f"{num_stages} stages cannot be shared out evenly, two or more on each of two or more workers",
-                "Use num_stages of 4, 6, 8 or another multiple of the number of workers.",
+                "Make 4, 6, 8 or another multiple of the number of workers of them: num_stages=, or one boundary less.",
             )
         count = max((each for each in divisors if each <= num_workers), default=divisors[0])
         return tuple(stage % count for stage in range(num_stages))
     if sharing is Sharing.V:
         if num_stages % 2:
             text = f"{num_stages} stages cannot be two on each worker"
-            raise _refusal(text, "Use twice as many stages as workers (num_stages=).")
+            raise _refusal(text, "Make twice as many as there are workers: num_stages=, or one boundary less.")
         return tuple(min(stage, num_stages - 1 - stage) for stage in range(num_stages))
     return tuple(range(num_stages))
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from pipesvc.core import marks
 from pipesvc.core.plan import LayerInfo, StrategySettings
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.errors import ErrorCode, LayersError, PipesvcError
 
 # At each end of a long list of names.
 _SHOWN_NAMES: Final = 8
@@ -98,7 +98,7 @@ def _by_boundaries(settings: StrategySettings, layers: Sequence[LayerInfo]) -> t
     boundaries = [_index_of(each, names) if isinstance(each, str) else each for each in settings.boundaries]
     edges = [0, *boundaries, num_layers]
     if any(after <= before for before, after in pairwise(edges)):
-        raise PipesvcError(
+        raise LayersError(
             ErrorCode.INVALID_PLAN,
             f"boundaries {list(settings.boundaries)} do not cut {num_layers} layers into non-empty stages",
             advice=f"Give ascending indices from 1 to {num_layers - 1}, or names in this order: the first layer of "
@@ -120,7 +120,7 @@ def _index_of(name: str, names: Sequence[str]) -> int:
     outer = next((each for each in names if name.startswith(f"{each}.")), "")
     inside = f": it lies inside layer {outer!r}, which is one piece" if outer else ""
     shown = names if len(names) <= 2 * _SHOWN_NAMES else [*names[:_SHOWN_NAMES], "...", *names[-_SHOWN_NAMES:]]
-    raise PipesvcError(
+    raise LayersError(
         ErrorCode.INVALID_PLAN,
         f"the boundary {name!r} is not the name of a layer{inside}",
         advice=f"The layers are {', '.join(shown)}.",
@@ -130,9 +130,9 @@ def _index_of(name: str, names: Sequence[str]) -> int:
 def _evenly(num_stages: int, num_layers: int) -> tuple[StageCut, ...]:
     """As equal as can be, later stages the larger ones: early stages hold more micro-batches."""
     if not 1 <= num_stages <= num_layers:
-        raise PipesvcError(
+        raise LayersError(
             ErrorCode.INVALID_PLAN,
             f"{num_layers} layers cannot fill {num_stages} stages",
-            advice=f"Use num_stages of 1 to {num_layers}, or 0 for one per worker.",
+            advice=f"Use num_stages of 1 to {num_layers}, or leave it out for one per worker.",
         )
     return _numbered([index * num_layers // num_stages for index in range(1, num_stages)], num_layers)

@@ -200,6 +200,9 @@ def test_health_without_a_coordinator_or_its_token_exits_with_1(command: Command
         (["--compare", ""], "the run id is ''"),
         (["--out", "nowhere/plan.json"], "nowhere/plan.json cannot be written: there is no directory nowhere"),
         (["--svg", "."], "the file . cannot be written: it is a directory"),
+        (["--svg", "x", "--out", "./x"], "--out and --svg are the same file, x"),
+        (["--svg", "p.json", "--plan", "p.json"], "--plan and --svg are the same file, p.json"),
+        (["--plan", "none.json"], "the plan file none.json cannot be read: No such file"),
     ],
 )
 def test_options_of_plan_that_cannot_be_met_are_refused_before_anything_is_measured(
@@ -235,7 +238,7 @@ def test_the_commands_and_their_options_are_these(command: Command) -> None:
             "--coordinator-wait",
         },
         "submit": {"--run-id", "--plan", "--coordinator", "--token-file"},
-        "plan": {"--json", "--out", "--gantt", "--svg", "--compare", "--coordinator", "--token-file"},
+        "plan": {"--json", "--out", "--gantt", "--svg", "--plan", "--compare", "--coordinator", "--token-file"},
         "verify": {"--steps", "--coordinator", "--token-file"},
         "watch": {"--coordinator", "--token-file"},
     }

@@ -74,6 +74,25 @@ def test_a_run_is_compared_with_what_was_predicted(cluster: pipesvc.Client) -> N
         assert line.predicted == line.measured == 8 * jobs.WIDTH * 4
 
 
+def test_a_run_is_compared_by_its_own_micro_batches_and_one_of_other_sizes_is_refused(cluster: pipesvc.Client) -> None:
+    run = cluster.submit(_job(boundaries=(4,), micro_batches=2))
+    run.wait()
+    lines = {(line.where, line.what): line for line in cluster.compare(_job(pipeline=False), run.run_id)}
+    line = lines["link 0>1/activation", "bytes"]
+    assert line.predicted == line.measured == 8 * jobs.WIDTH * 4
+    larger = replace(_job(), data=pipesvc.DataSource(jobs.samples, batch_size=16))
+    with pytest.raises(pipesvc.PipesvcError, match=r"has 4 rows in its first micro-batch \(8 in 2\), and .* have 8"):
+        cluster.compare(larger, run.run_id)
+
+
+def test_what_a_comparison_waits_for_is_told(cluster: pipesvc.Client) -> None:
+    asked = replace(_job(boundaries=(4,)), seed=77, max_steps=4)
+    run = cluster.submit(asked)
+    told: list[str] = []
+    cluster.compare(asked, run.run_id, on_event=lambda awaited: told.extend(each.what for each in awaited))
+    assert any("measuring" in what for what in told)
+
+
 def test_the_commands_write_a_plan_that_submit_takes(tmp_path: Path) -> None:
     (tmp_path / "planned.py").write_text(_FILE)
     with LocalCluster(num_workers=2, num_threads=1, state_dir=tmp_path / "state") as client:
@@ -106,9 +125,19 @@ def test_the_commands_write_a_plan_that_submit_takes(tmp_path: Path) -> None:
         made = client.attach(run_id).plan()
         assert [stage.worker for stage in made.stages] == ["worker-1", "worker-0"]
         assert made.schedule == "GPipe"
+        shown = pipesvc_says("plan", name, "--plan", "plan.json", "--gantt", "--out", "again.json")
+        assert "GPipe" in shown
+        assert "F forward, B backward" in shown
+        again = json.loads((tmp_path / "again.json").read_text())["strategy"]
+        assert again["placement"] == {"stage:0": "worker-1/cpu", "stage:1": "worker-0/cpu"}
         assert "link 0>1/activation" in pipesvc_says("plan", name, "--compare", run_id)
+        assert "link 0>1/activation" in pipesvc_says("plan", name, "--plan", "plan.json", "--compare", run_id)
         compared = json.loads(pipesvc_says("plan", name, "--compare", run_id, "--json"))
         assert {line["what"] for line in compared if line["where"] == "step"} == {"time"}
+        plan["strategy"]["micro_batches"] = 2
+        (tmp_path / "plan.json").write_text(json.dumps(plan))
+        refusal = pipesvc_says("plan", name, "--plan", "plan.json", "--compare", run_id, exit_code=2)
+        assert f"the run {run_id} has another plan: micro_batches is 2 and was 4" in refusal
         plan["strategy"]["micro_batch"] = 3
         (tmp_path / "plan.json").write_text(json.dumps(plan))
         refusal = pipesvc_says("submit", name, "--plan", "plan.json", exit_code=2)

@@ -413,14 +413,16 @@ class DeviceProfile(_message.Message):
     def __init__(self, device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., micro_batch_rows: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerProfile, _Mapping]]] = ..., flow_json: _Optional[str] = ...) -> None: ...
 
 class LinkProfile(_message.Message):
-    __slots__ = ("endpoint", "latency_s", "bytes_per_s")
+    __slots__ = ("endpoint", "latency_s", "bytes_per_s", "problem")
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
     endpoint: int
     latency_s: float
     bytes_per_s: float
-    def __init__(self, endpoint: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
+    problem: str
+    def __init__(self, endpoint: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class FromChild(_message.Message):
     __slots__ = ("ready", "inspected", "batch_announced", "data_ended", "step_applied", "failed", "progress", "state_chunk", "trace", "tensor", "release_segment", "parcels_consumed", "device_profile", "link_profile", "output_part", "read_weights")

@@ -103,7 +103,10 @@ class LinkTrials:
             self._port.send_parcel(back, event.step, event.micro_batch, _payload(SMALL_BYTES))
         elif event is not None and event.HasField("measure_link"):
             wanted = event.measure_link
-            profile = self.measure(wanted.endpoint, wanted.worker)
+            try:
+                profile = self.measure(wanted.endpoint, wanted.worker)
+            except PipesvcError as error:
+                profile = local_pb2.LinkProfile(endpoint=wanted.endpoint, problem=str(error))
             self._port.report(local_pb2.FromChild(link_profile=profile))
 
 

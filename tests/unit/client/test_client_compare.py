@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipesvc.client.compare import Line, compare, observed_in
+from pipesvc.client.compare import Line, check_same_rows, compare, differences, observed_in
+from pipesvc.client.job import ScheduleFile
 from pipesvc.client.plan_view import comparison_text
 from pipesvc.client.planning import plan_job
 from pipesvc.core.actions import ActionKind
@@ -118,3 +121,51 @@ def test_links_show_the_bytes_of_a_step_and_what_was_not_predicted() -> None:
     shown = {" ".join(row.split()) for row in rows}
     assert "link 0>1/activation bytes 0.2 MiB 0.2 MiB 1.00" in shown
     assert "link feeder>1/label bytes - 100 bytes -" in shown
+
+
+def test_rows_of_another_size_are_refused_and_those_of_the_run_are_not() -> None:
+    known = replace(costs(device("a"), device("b")), micro_batch_rows=4)
+    check_same_rows(known, PLANNED.plan, 16)
+    check_same_rows(known, PLANNED.plan, 13)
+    check_same_rows(replace(known, micro_batch_rows=0), PLANNED.plan, 99)
+    with pytest.raises(PipesvcError, match=r"the run has 2 rows .* \(8 in 4\), and the job would have 4"):
+        check_same_rows(known, PLANNED.plan, 8)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"boundaries": (3,)}, []),
+        ({"boundaries": ("block3",), "placement": {"stage:0": "a", "stage:1": "b/cpu"}}, []),
+        ({"boundaries": "auto", "schedule": "auto"}, []),
+        ({"num_stages": 2, "schedule": "1f1b"}, []),
+        ({"micro_batches": 2}, ["micro_batches is 2 and was 4"]),
+        (
+            {"schedule": "GPipe", "boundaries": (2,)},
+            ["schedule is gpipe and was 1f1b", "boundaries is [2] and was [3]"],
+        ),
+        (
+            {"in_flight": 3, "boundaries": ("x",)},
+            ["in_flight is 3 and was 0", "boundaries is ['x'] and was ['block3']"],
+        ),
+        ({"num_stages": 3}, ["num_stages is 3 and was 2"]),
+        ({"pipeline": False}, ["num_stages is 1 and was 2"]),
+        (
+            {"placement": {"stage:1": "a/cpu", "gpu:0": "b"}},
+            ["stage:1 is a/cpu and was b/cpu", "gpu:0 is b and was nothing"],
+        ),
+    ],
+)
+def test_what_a_strategy_says_otherwise_than_a_plan_is_named(asked: dict[str, Any], said: list[str]) -> None:
+    assert differences(job(**asked).strategy, PLANNED.plan) == said
+
+
+def test_another_text_of_a_schedule_file_is_another_plan(tmp_path: Path) -> None:
+    csv = tmp_path / "mine.csv"
+    csv.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    asked = job(micro_batches=2, boundaries=(3,), schedule=ScheduleFile(csv))
+    planned = plan_job(asked, costs(device("a"), device("b")), crew("a", "b"))
+    assert differences(asked.strategy, planned.plan) == []
+    csv.write_text("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n")
+    other = replace(asked.strategy, schedule=ScheduleFile(csv))
+    assert differences(other, planned.plan) == ["the text of the schedule file is another"]

@@ -141,6 +141,26 @@ def test_a_file_for_two_stages_is_refused_with_the_pipeline_off(tmp_path: Path) 
     assert "is for 2 stages, and the strategy makes 1" in text
 
 
+def test_p11_a_micro_batch_beyond_those_of_the_step_is_refused_with_row_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("0F0,0F1,0B0,0B1,0F2\n1F0,1B0,1F1,1B1\n")
+    file = ScheduleFile(path)
+    with pytest.raises(PipesvcError) as caught:
+        Strategy(schedule=file, micro_batches=2)
+    said = "row 1, column 5: 0F2 is of a micro-batch that is not among 2 micro-batches"
+    assert said in str(caught.value)
+    assert str(path) in str(caught.value)
+    with pytest.raises(PipesvcError, match="the lists lack 0B2, 1F2, 1B2"):
+        Strategy(schedule=file, micro_batches=3)
+
+
+def test_a_method_that_cannot_be_read_is_refused_where_it_is_written() -> None:
+    assert Strategy(boundaries="type:(Linear|ReLU):2|Block").boundaries
+    for method, said in (("type:(", "no regular expression"), (f"type:Block:{'9' * 400}", "the weight of 'Block'")):
+        with pytest.raises(PipesvcError, match=said):
+            Strategy(boundaries=method)
+
+
 def test_one_stage_may_be_said_twice() -> None:
     assert Strategy(pipeline=False, num_stages=1, micro_batches=4, schedule="GPipe").num_stages == 1
 

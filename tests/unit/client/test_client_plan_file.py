@@ -101,7 +101,11 @@ def test_an_edit_is_what_is_read(tmp_path: Path) -> None:
         ({"placement": {"stage:0": ""}}, ["placement has 'stage:0'"]),
         ({"placement": {"stage:0": "\ud800"}}, ["whose worker is '\\ud800'"]),
         ({"in_flight": 10**20}, ["in_flight is 100000000000000000000; it must be"]),
-        ({"schedule": {"file": "\0"}, "in_flight": None}, ["a schedule file's path is '\\x00'"]),
+        ({"schedule": {"file": "\0"}, "in_flight": None}, ["a schedule file's path is "]),
+        (
+            {"boundaries": []},
+            ["strategy.boundaries is [] and strategy.num_stages is null", "names 3 stages; say how many"],
+        ),
     ],
 )
 def test_each_fault_of_the_strategy_is_named(tmp_path: Path, changes: dict[str, Any], texts: list[str]) -> None:
@@ -137,10 +141,33 @@ def test_each_fault_of_the_file_is_named(tmp_path: Path) -> None:
         read_plan("plan\0.json")
 
 
+def test_the_number_of_stages_may_be_said_instead_of_boundaries_or_left_to_the_marks(tmp_path: Path) -> None:
+    assert _read(tmp_path, _document(boundaries=[], num_stages=3)).num_stages == 3
+    assert _read(tmp_path, _document(boundaries=[], placement={"cpu": "a", "gpu:0": "b"})).boundaries == ()
+    assert _read(tmp_path, _document(boundaries=[], pipeline=False, placement={"stage:0": "a"})).pipeline is False
+
+
+def test_the_path_of_a_schedule_file_is_relative_to_the_plan_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "mine.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    monkeypatch.chdir(tmp_path)
+    strategy = Strategy(boundaries=("head",), schedule=ScheduleFile("mine.csv"))
+    text = plan_file_text(strategy, REPORT, tmp_path / "plans")
+    assert json.loads(text)["strategy"]["schedule"] == {"file": "../mine.csv"}
+    (tmp_path / "plans" / "plan.json").write_text(text)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    read = read_plan(tmp_path / "plans" / "plan.json").schedule
+    assert isinstance(read, ScheduleFile)
+    assert read.text == strategy.schedule.text  # type: ignore[union-attr]
+
+
 def test_a_schedule_file_is_named_in_the_plan(tmp_path: Path) -> None:
     csv = tmp_path / "mine.csv"
     csv.write_text("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n")
     strategy = Strategy(micro_batches=2, boundaries=("head",), schedule=ScheduleFile(csv))
-    assert _read(tmp_path, plan_file_text(strategy, REPORT)).schedule == ScheduleFile(str(csv))
+    assert _read(tmp_path, plan_file_text(strategy, REPORT, tmp_path)).schedule == ScheduleFile(csv)
     for wrong in ({}, {"file": 3}, {"file": "x", "y": 1}):
         assert "strategy.schedule is" in _refusal(tmp_path, _document(schedule=wrong))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from pipesvc.client.profile_view import profile_text
 from pipesvc.client.profiling import Profile, ProfileLines
@@ -38,6 +39,12 @@ def test_layers_sums_and_links_are_tables() -> None:
     assert rows[4] == ["all", "3.0 MiB", "2.0 KiB", "3 ms, 500 ms, 20 us"]
     assert rows[7] == ["3.0 MiB", "1.0 KiB", "0.2 KiB", "0 bytes", "2.0 KiB"]
     assert rows[9:] == [["a", "b", "250 us", "1.0 GiB/s"], ["b", "a", "0 us", "no bound"]]
+
+
+def test_a_pair_without_a_way_says_so() -> None:
+    costs = replace(COSTS, links={("a", "b"): LinkCost(latency_s=float("inf"))})
+    text = profile_text(Profile(costs=costs, num_devices_measured=1, num_links_measured=0))
+    assert text.splitlines()[-1].split() == ["a", "b", "no", "way"]
 
 
 def test_what_was_known_says_how_to_measure_again() -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pipesvc.coordinator.limits import LINK_AGE_S
+from pipesvc.coordinator import profile_store
+from pipesvc.coordinator.limits import LINK_AGE_S, PROFILE_AGE_S
 from pipesvc.coordinator.profile_parts import Wanted, device_part, joined, link_part, wanted_parts
 from pipesvc.coordinator.profile_store import ProfileStore
+from pipesvc.core import costs_json
 from pipesvc.core.costs import Costs
 from pipesvc.core.flow import Flow
 from pipesvc.core.flow_json import to_json
@@ -169,3 +171,39 @@ def test_an_old_link_is_measured_again_and_an_old_layer_is_not(tmp_path: Path) -
     for path in store.folder.iterdir():
         os.utime(path, (old_s, old_s))
     assert store.load(wanted) == parts
+
+
+def test_a_link_without_a_part_is_no_way_and_keeps_its_name_as_text() -> None:
+    wanted = wanted_parts(make_job(), WORKERS)
+    parts = {key: device_part(worker, profile("0")) for key, (worker, _) in wanted.devices.items()}
+    costs = joined(wanted, parts, WORKERS)
+    assert not costs.link("a", "b").is_open
+    assert not costs.link("b", "a").is_open
+    assert costs.link("a", "a").is_open
+    assert costs_json.from_json(costs_json.to_json(costs)) == costs
+
+
+def test_files_that_nobody_has_asked_for_in_a_long_time_are_removed(tmp_path: Path) -> None:
+    store, wanted = ProfileStore(tmp_path / "profiles"), wanted_parts(make_job(), WORKERS)
+    parts = {key: device_part(worker, profile("0")) for key, (worker, _) in wanted.devices.items()}
+    store.save(parts)
+    asked, forgotten = (store.folder / f"{key}.json" for key in parts)
+    for path in (asked, forgotten, forgotten.with_suffix(".partial")):
+        path.touch()
+        os.utime(path, (time.time() - PROFILE_AGE_S - 9,) * 2)
+    one = Wanted(devices={asked.stem: wanted.devices[asked.stem]}, links={}, threads={})
+    assert store.load(one).keys() == {asked.stem}
+    link = link_part("a", "b", local_pb2.LinkProfile(latency_s=0.1, bytes_per_s=1e6))
+    store.save({"link-new": link})
+    assert {path.name for path in store.folder.iterdir()} == {asked.name, "link-new.json"}
+
+
+def test_of_very_many_files_the_longest_unused_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_store, "NUM_PROFILES", 3)
+    store = ProfileStore(tmp_path / "profiles")
+    link = link_part("a", "b", local_pb2.LinkProfile(latency_s=0.1, bytes_per_s=1e6))
+    for index in range(5):
+        store.save({f"link-{index}": link})
+        os.utime(store.folder / f"link-{index}.json", (time.time() - 100 + index,) * 2)
+    store.save({"link-5": link})
+    assert sorted(path.stem for path in store.folder.iterdir()) == ["link-3", "link-4", "link-5"]

@@ -58,11 +58,28 @@ def test_parameters_balance_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["type:", "type:Block:", "type:Block:x", "type:Block|", "type:(", "type::2", "type:a:1:2"]
+    "method",
+    ["type:", "type:Block:", "type:Block:x", "type:Block|", "type:(", "type::2", "type:a:1:2", "type:a)|b", "type:[|b"],
 )
 def test_a_weight_that_cannot_be_read_is_refused_with_an_example(method: str) -> None:
     with pytest.raises(PipesvcError, match=r"type:Embedding:2\|Block:1"):
         _edges(method, _layers("Block Block"), 2)
+
+
+def test_a_bar_within_brackets_or_after_a_backslash_parts_nothing() -> None:
+    layers = _layers("Linear ReLU Conv|d Norm")
+    assert type_weights("type:(Linear|ReLU)", layers) == [1, 1, 0, 0]
+    assert type_weights("type:(?:Lin|(Re|No))+:3|Conv", layers) == [3, 3, 1, 3]
+    assert type_weights("type:[|]d:2|N", layers) == [0, 0, 2, 1]
+    assert type_weights(r"type:v\|d:2|[(]|[]|]x|[^]|C]orm", layers) == [0, 0, 2, 1]
+
+
+@pytest.mark.parametrize("digits", ["9" * 400, "1" + "0" * 101])
+@pytest.mark.filterwarnings("error")
+def test_a_weight_that_no_sum_can_hold_is_refused_as_a_weight(digits: str) -> None:
+    with pytest.raises(PipesvcError, match=r"the weight of 'Block' is above 1e\+100"):
+        _edges(f"type:Block:{digits}", _layers("Block Block"), 2)
+    assert _edges("type:Block:1" + "0" * 100, _layers("Block Block"), 2) == (0, 1, 2)
 
 
 def test_a_class_that_no_layer_has_is_refused_with_the_classes() -> None:

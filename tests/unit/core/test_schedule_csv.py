@@ -133,11 +133,13 @@ def test_blanks_and_sharded_parameters_mean_nothing() -> None:
         ("0F0,0F1,0B0,0B1\n1F0,1B0,1B1\n", "the file: the lists lack 1F1"),
         ("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1I1\n", "the file: the lists lack 1W1"),
         ("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1,1I1,1W1\n", "row 2, column 5: 1I1 is beside 1B1"),
-        ("0F0,0F1,0B0,0B1\n2F0,2B0,2F1,2B1\n", "the file: has no action of stage 1, and one of stage 2"),
+        ("0F0,0F1,0B0,0B1\n2F0,2B0,2F1,2B1\n", "row 2, column 1: 2F0 is of stage 2, and stage 1 has no action"),
         (
             "0F0,0F1,0B0,0B1\n999999999F0,1B0,1F1,1B1\n",
-            "the file: 1000000000 stages and 2 micro-batches are named by 8",
+            "row 2, column 1: 999999999F0 is of stage 999999999, and stage 2 has no action",
         ),
+        ("0F0,1F1,2B1\n", "the file: 3 stages and 2 micro-batches are named by 3"),
+        ("0F0,0F1,0B0,0B1\n1F0,1B0,1F999999999,1B1\n", "row 2, column 3: 1F999999999 is of a micro-batch that is not"),
         ("0F0,0B0\n1F0,1B0\n", "the file: it has 1 micro-batches, and a step has micro_batches=2"),
         # Order.
         ("0F0,0F1,0B0,0B1\n,1F1,1B1,1F0,1B0\n", "row 2, column 4: 1F0 comes after 1F1"),
@@ -178,6 +180,15 @@ def test_p11_broken_files_are_refused_with_row_column_and_rule(text: str, said: 
     assert caught.value.code is ErrorCode.INVALID_PLAN
     assert said in caught.value.details.message
     assert caught.value.details.message.startswith("schedule file, ")
+
+
+def test_p11_what_is_missing_or_too_many_is_not_asked_before_the_micro_batches_are_known() -> None:
+    for text in ("0F0,0F1,0B0,0B1,0F2\n1F0,1B0,1F1,1B1\n", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1\n", "0F0,0F999999999,0B0\n"):
+        assert read(text).rows
+        with pytest.raises(PipesvcError):
+            read(text, 2)
+    with pytest.raises(PipesvcError, match="row 1, column 2: 0F0 is there twice"):
+        read("0F0,0F0,0B0\n")
 
 
 @given(st.text(alphabet='0123FBIW,\n SENDRCV_;()"x', max_size=60))

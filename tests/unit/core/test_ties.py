@@ -19,7 +19,7 @@ from pipesvc.core.stage_costs import stage_costs
 from pipesvc.core.ties import Tie, copy_bytes, gradient_chain, ties_of_flow, ties_of_layers, weight_transfers
 from pipesvc.errors import PipesvcError
 from pipesvc.worker.executor.routes import read_by
-from tests.unit.client.planning_costs import MIB, costs, device, job, layers
+from tests.unit.client.planning_costs import MIB, costs, device, layers
 
 TABLE = SharedParameter(name="0.weight", num_bytes=MIB, is_trained=True)
 FROZEN = replace(TABLE, name="1.weight", is_trained=False)
@@ -108,5 +108,5 @@ def test_measured_costs_count_copies_and_fit_the_plan_that_was_made() -> None:
     )
     stages = stage_costs(measured, boundaries=(2, 4), devices=(0, 1, 2))
     assert [stage.weight_bytes for stage in stages] == [2 * MIB, 3 * MIB, 4 * MIB]
-    planned = predict(plan_of(listed()), job(), measured, {})
-    assert [stage.parameter_bytes for stage in planned.report.stages] == [2 * MIB, 3 * MIB, 4 * MIB]
+    report, _ = predict(plan_of(listed()), measured, {}, clips=False)
+    assert [stage.parameter_bytes for stage in report.stages] == [2 * MIB, 3 * MIB, 4 * MIB]
