@@ -24,6 +24,8 @@ import pytest_asyncio
 GRACE_S = 5.0
 # Descriptors that gRPC and Python make once per process and keep.
 KEPT = ("anon_inode:", "pipe:", "/dev/", "/proc/")
+# Threads likewise: of gRPC, and of the progress bars that the compiler of torch imports where they are installed.
+KEPT_THREADS = ("grpc", "tqdm_monitor")
 
 
 def pytest_configure() -> None:
@@ -67,7 +69,7 @@ def _descriptors() -> Counter[str]:
 
 
 def _leaks(threads: set[threading.Thread], children: set[int], descriptors: Counter[str]) -> list[str]:
-    new_threads = [thread.name for thread in _threads() - threads if not thread.name.startswith("grpc")]
+    new_threads = [thread.name for thread in _threads() - threads if not thread.name.startswith(KEPT_THREADS)]
     new_children = _children() - children
     new_descriptors = _descriptors() - descriptors
     found = [f"thread {name}" for name in new_threads]
