@@ -1,7 +1,7 @@
 """An in-memory network in the place of agents.
 
-A parcel is cloned into contiguous memory on its way and laid as it was, as the wire does, and a link carries no parcel
-beyond its window.
+A parcel is cloned into contiguous memory on its way and laid as it was, as the wire does. Each link has the two ends of
+`wire.credit` that a real one has, and what they let through arrives: a parcel is one tensor without bytes to them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.wire import layouts, tree
+from pipesvc.wire.credit import ReceiverState, SenderState
+from pipesvc.wire.frames import FrameHeader
 from pipesvc.wire.links import Link
 from pipesvc.worker.port import ParcelArrived
 
@@ -84,6 +86,37 @@ class MemoryPort:
         return [getattr(each, kind) for each in self.reports if each.WhichOneof("message") == kind]
 
 
+class Ends:
+    """Sender and receiver of one link."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._sender: SenderState[None] = SenderState(run_id="run", term=1)
+        self._receiver = ReceiverState(run_id="run", term=1, window_parcels=window)
+        self._stream = self._receiver.opened()
+        self._sender.replied(*self._receiver.reply())
+        self._num_arrived = self._num_consumed = 0
+
+    def sent(self, step: int, micro_batch: int) -> None:
+        self._sender.enqueue(FrameHeader(step=step, micro_batch=micro_batch), memoryview(b""), None)
+
+    def arrives(self) -> bool:
+        """Whether there is credit for the next parcel, which has come then."""
+        frame = self._sender.next_frame()
+        if frame is None:
+            return False
+        assert self._receiver.accept(self._stream, frame[0], 0).is_whole
+        self._sender.replied(*self._receiver.reply())
+        self._num_arrived += 1
+        assert self._num_arrived - self._num_consumed <= self._window
+        return True
+
+    def consumed(self) -> None:
+        self._num_consumed += 1
+        assert self._receiver.consumed(self._num_consumed)
+        self._sender.replied(*self._receiver.reply())
+
+
 @dataclass(kw_only=True)
 class Network:
     """`window` bounds the parcels that a link's receiver holds and has not consumed."""
@@ -92,7 +125,7 @@ class Network:
     ports: dict[int, MemoryPort] = field(default_factory=dict)
     sent: Counter[Link] = field(default_factory=Counter)
     _queues: dict[Link, deque[ParcelArrived]] = field(default_factory=dict)
-    _unconsumed: Counter[Link] = field(default_factory=Counter)
+    _ends: dict[Link, Ends] = field(default_factory=dict)
 
     def carry(self, link: Link, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None]) -> None:
         self.sent[link] += 1
@@ -108,6 +141,7 @@ class Network:
             structure=structure,
         )
         self._queues.setdefault(link, deque()).append(parcel)
+        self._ends.setdefault(link, Ends(self.window)).sent(step, micro_batch)
         port = self.ports.get(link.consumer)
         if port is not None:
             os.eventfd_write(port.fileno(), 1)
@@ -117,9 +151,8 @@ class Network:
         for link, queue in self._queues.items():
             if self.ports.get(link.consumer) is not port:
                 continue
-            while queue and self._unconsumed[link] < self.window:
+            while queue and self._ends[link].arrives():
                 arrived.append(queue.popleft())
-                self._unconsumed[link] += 1
         return arrived
 
     def hold(self, link: Link) -> ParcelArrived:
@@ -130,8 +163,7 @@ class Network:
         self._queues[parcel.link].append(parcel)
 
     def credit(self, link: Link) -> None:
-        self._unconsumed[link] -= 1
-        assert self._unconsumed[link] >= 0
+        self._ends[link].consumed()
         if self._queues.get(link):
             os.eventfd_write(self.ports[link.consumer].fileno(), 1)
 
