@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any, Final
 
-from pipesvc.client.checks import refuse, shown
+from pipesvc.client.checks import refusal, refuse, shown, text
 
 _WAY_OUT = "Write a function at the top level of a file, and pass values with pipesvc.Call(function, name=value)"
 # What Python reads back: a whole number of at most so many digits, and lists in lists far from its recursion limit.
@@ -63,9 +63,56 @@ class Call:
 
 
 class Optimizer(Call):
-    """`Optimizer(torch.optim.SGD, lr=0.1)`: made on each stage over that stage's parameters."""
+    """`Optimizer(torch.optim.SGD, lr=0.1)`: made on each stage over that stage's parameters.
 
-    __slots__ = ()
+    `groups` gives parameters options of their own: `{"*.bias": {"weight_decay": 0.0}}` by patterns (fnmatch) on the
+    names of the unsplit model, of which the first that matches counts; or an importable function
+    `rule(name, parameter)` that returns a dict of options, equal ones for parameters of one group. It sees parameters
+    of other stages without their values.
+    """
+
+    __slots__ = ("groups",)
+
+    groups: Mapping[str, Mapping[str, Any]] | Call | None
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        /,
+        *,
+        groups: Mapping[str, Mapping[str, Any]] | Callable[..., Any] | Call | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(function, **arguments)
+        object.__setattr__(self, "groups", _checked_groups(groups))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Optimizer):
+            return NotImplemented
+        return self.groups == other.groups and super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+    def __repr__(self) -> str:
+        groups = "" if self.groups is None else f", groups={self.groups!r}"
+        return f"{super().__repr__()[:-1]}{groups})"
+
+
+def _checked_groups(groups: object) -> Mapping[str, Mapping[str, Any]] | Call | None:
+    if groups is None or isinstance(groups, Call):
+        return groups
+    if not isinstance(groups, Mapping):
+        valid = "a dict of name patterns to options, or a function rule(name, parameter)"
+        if not callable(groups):
+            raise refusal("groups", groups, valid, 'Write groups={"*.bias": {"weight_decay": 0.0}}')
+        return as_call(groups, what="groups")
+    for pattern, options in groups.items():
+        text("a pattern of groups", pattern)
+        if not isinstance(options, Mapping):
+            raise refusal(f"groups has {pattern!r}, whose value", options, 'a dict like {"weight_decay": 0.0}')
+        check_json(dict(options), path=f"groups[{pattern!r}]")
+    return {pattern: dict(options) for pattern, options in groups.items()}
 
 
 def as_call(value: Callable[..., Any] | Call, *, what: str) -> Call:

@@ -18,6 +18,7 @@ from pipesvc.client.bundle import Bundle, make_bundle
 from pipesvc.client.calls import Call, as_call
 from pipesvc.client.job import Job, Strategy, StreamSource
 from pipesvc.client.notebook import Notebook, make_notebook
+from pipesvc.client.optimizer_spec import optimizer_calls, write_optimizers
 from pipesvc.client.references import Reference, resolve
 from pipesvc.client.schedule_file import ScheduleFile
 from pipesvc.core.schedules import FILE
@@ -41,13 +42,7 @@ class Submission:
 
 def make_submission(job: Job) -> Submission:
     """Resolve every function of the job, bundle the sources, and write the message."""
-    calls: dict[str, Call] = {"model": as_call(job.model, what="model"), "optimizer": job.optimizer}
-    for what in ("loss", "weight"):
-        value = getattr(job, what)
-        if value is not None:
-            calls[what] = as_call(value, what=what)
-    if not isinstance(job.data, StreamSource):
-        calls["source"] = as_call(job.data.source, what="source")
+    calls = _calls_of(job)
     references = {what: resolve(call.function) for what, call in calls.items()}
     notebook = _notebook_of(list(references.values()))
     bundle = _bundle_of(job, references, notebook)
@@ -67,11 +62,31 @@ def make_submission(job: Job) -> Submission:
         torch_version=_version_of("torch"),
         bundle_sha256=bundle.sha256,
     )
-    for what, call in calls.items():
-        target = references[what].target(notebook.name if notebook else "")
-        message = spec.data.source if what == "source" else getattr(spec, what)
-        message.CopyFrom(types_pb2.Call(target=target, arguments_json=call.arguments_json))
+    messages = {
+        what: types_pb2.Call(
+            target=references[what].target(notebook.name if notebook else ""), arguments_json=call.arguments_json
+        )
+        for what, call in calls.items()
+    }
+    for what in ("model", "loss", "weight"):
+        if what in messages:
+            getattr(spec, what).CopyFrom(messages[what])
+    if "source" in messages:
+        spec.data.source.CopyFrom(messages["source"])
+    write_optimizers(spec, job, messages)
     return Submission(spec=spec, bundle=bundle)
+
+
+def _calls_of(job: Job) -> dict[str, Call]:
+    """Every function of the job, by its part in it."""
+    calls = {"model": as_call(job.model, what="model"), **optimizer_calls(job)}
+    for what in ("loss", "weight"):
+        value = getattr(job, what)
+        if value is not None:
+            calls[what] = as_call(value, what=what)
+    if not isinstance(job.data, StreamSource):
+        calls["source"] = as_call(job.data.source, what="source")
+    return calls
 
 
 def measurable(job: Job) -> Job:

@@ -62,25 +62,43 @@ def _faults(run_id: str, job: job_pb2.JobSpec) -> Iterator[str]:
 
 
 def _faults_of_calls(job: job_pb2.JobSpec) -> Iterator[str]:
-    for field in ("model", "optimizer"):
-        if not job.HasField(field):
-            yield f"the job has no {field}"
+    if not job.HasField("model"):
+        yield "the job has no model"
     calls = {"model": job.model, "loss": job.loss, "optimizer": job.optimizer, "weight": job.weight}
     for field, call in calls.items():
         if job.HasField(field):
             yield from _faults_of_call(field, call)
+    yield from _faults_of_optimizers(job)
+
+
+def _faults_of_optimizers(job: job_pb2.JobSpec) -> Iterator[str]:
+    if not job.HasField("optimizer") and not job.optimizers:
+        yield "the job has no optimizer"
+    elif job.HasField("optimizer") and job.optimizers:
+        yield "the job has one optimizer for all parameters, and a list of them: one of the two"
+    for each in job.optimizers:
+        yield from _faults_of_call("optimizer", each.make)
+        if each.HasField("group_rule"):
+            yield from _faults_of_call("the group rule of the optimizer", each.group_rule)
+            if each.groups:
+                yield "the parameter groups are given by patterns and by a function: one of the two"
+        for group in each.groups:
+            if not _is_object(group.options_json):
+                yield f"the options of the group {group.pattern!r} are not a JSON object"
 
 
 def _faults_of_call(field: str, call: types_pb2.Call) -> Iterator[str]:
     if _TARGET.fullmatch(call.target) is None:
         yield f'{field} is {call.target!r}, which is not "package.module:name"'
-    if call.arguments_json:
-        try:
-            is_object = isinstance(json.loads(call.arguments_json), dict)
-        except (ValueError, RecursionError):
-            is_object = False
-        if not is_object:
-            yield f"the arguments of {field} are not a JSON object"
+    if call.arguments_json and not _is_object(call.arguments_json):
+        yield f"the arguments of {field} are not a JSON object"
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _faults_of_data(job: job_pb2.JobSpec) -> Iterator[str]:

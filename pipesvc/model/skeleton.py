@@ -16,7 +16,7 @@ stage is built plainly as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -37,19 +37,31 @@ Build = Callable[[], object]
 
 
 def inspect_layers(build: Build, *, is_whole: bool = False) -> list[LayerInfo]:
-    """The layers in order, or one without a name: a module with a forward of its own. The generators stay as they were.
+    """The layers in order, or one without a name: a module with a forward of its own.
+
+    See `inspect_parts`.
+    """
+    return layer_infos(inspect_parts(build, is_whole=is_whole))
+
+
+def inspect_parts(build: Build, *, is_whole: bool = False) -> list[NamedLayer]:
+    """The layers themselves, or the one module; the generators stay as they were.
 
     Without a draw and without values, so that a model larger than this host can be looked at, and one that cannot be
     built in parts is refused. `is_whole` says that it will not be: then it is built as it is.
     """
-    if is_whole:
-        with same_random_state_after():
-            layers = parts_of(build())
-            refuse_lazy(layers)
-    else:
-        layers = _exact().first_pass(build, parts_of).layers
+    if not is_whole:
+        layers: list[NamedLayer] = _exact().first_pass(build, parts_of).layers
+        return layers
+    with same_random_state_after():
+        layers = parts_of(build())
+        refuse_lazy(layers)
+    return layers
+
+
+def layer_infos(layers: Sequence[NamedLayer]) -> list[LayerInfo]:
+    """A module that is cut has marks of many stages, so that of the one part says nothing."""
     counted: set[int] = set()
-    # A module that is cut has marks of many stages.
     infos = [layer_info(name, layer, mark_of(layer) if name else "", counted) for name, layer in layers]
     for name, held in shared_parameters(layers).items():
         for index in held.layers:

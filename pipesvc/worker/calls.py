@@ -15,6 +15,7 @@ from typing import Any
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
+from pipesvc.worker.executor.parameter_groups import OptimizerChoice
 from pipesvc.worker.user_errors import user_error
 
 
@@ -53,7 +54,7 @@ def bind(call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any]:
     if not callable(target):
         message = f"{role} {call.target!r} is a {type(target).__name__}, which cannot be called"
         raise PipesvcError(ErrorCode.INVALID_JOB, message, advice="Give a function or a class", where=where)
-    return partial(target, **_arguments(call, role, where))
+    return partial(target, **_object(call.arguments_json, f"the arguments of {role}", where))
 
 
 def bind_optional(is_given: bool, call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any] | None:
@@ -77,6 +78,19 @@ def bind_weight(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None
     return bind_optional(job.HasField("weight"), job.weight, "the weight function", where)
 
 
+def bind_optimizer(job: job_pb2.JobSpec, where: Where) -> OptimizerChoice:
+    """What the job says of its optimizer."""
+    said = job.optimizers[0] if job.optimizers else job_pb2.OptimizerSpec(make=job.optimizer)
+    return OptimizerChoice(
+        make=bind(said.make, "the optimizer", where),
+        groups={
+            group.pattern: _object(group.options_json, f"the options of the group {group.pattern!r}", where)
+            for group in said.groups
+        },
+        rule=bind_optional(said.HasField("group_rule"), said.group_rule, "the rule of groups", where),
+    )
+
+
 def place_of(assignment: local_pb2.Assignment) -> Where:
     return Where(run_id=assignment.run_id, worker=assignment.worker, host=assignment.host)
 
@@ -95,13 +109,12 @@ def _called_exit(module: str, role: str, cause: SystemExit, where: Where) -> Pip
     )
 
 
-def _arguments(call: types_pb2.Call, role: str, where: Where) -> dict[str, Any]:
+def _object(text: str, what: str, where: Where) -> dict[str, Any]:
     try:
-        arguments = json.loads(call.arguments_json or "{}")
+        found = json.loads(text or "{}")
     except ValueError as cause:
-        message = f"the arguments of {role} are not valid JSON: {cause}"
-        raise PipesvcError(ErrorCode.INVALID_JOB, message, where=where) from cause
-    if not isinstance(arguments, dict):
-        message = f"the arguments of {role} are a {type(arguments).__name__}, not an object of keyword arguments"
+        raise PipesvcError(ErrorCode.INVALID_JOB, f"{what} are not valid JSON: {cause}", where=where) from cause
+    if not isinstance(found, dict):
+        message = f"{what} are a {type(found).__name__}, not an object of keyword arguments"
         raise PipesvcError(ErrorCode.INVALID_JOB, message, where=where)
-    return arguments
+    return found

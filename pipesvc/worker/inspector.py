@@ -18,12 +18,12 @@ import torch
 
 from pipesvc.core.plan import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.model import skeleton
+from pipesvc.model import sequence, skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls, data_trial
-from pipesvc.worker.executor.main import optimizer_maker
 from pipesvc.worker.forward_inspection import follow
 from pipesvc.worker.inspection import Inspection
+from pipesvc.worker.optimizer_trial import try_optimizer
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -41,10 +41,13 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     build = calls.bind(job.model, "the model", where)
     calls.bind_loss(job, where)
     calls.bind_weight(job, where)
-    _try_optimizer(calls.bind(job.optimizer, "the optimizer", where), where)
+    optimizer = calls.bind_optimizer(job, where)
     if not job.data.is_streamed:
         calls.bind(job.data.source, "the data source", where)
-    layers = _layers(build, job, where)
+    parts = _parts(build, job, where)
+    try_optimizer(optimizer, sequence.named_parameters(parts), where)
+    layers = skeleton.layer_infos(parts)
+    del parts
     found = Inspection(layers=layers, model_bytes=sum(each.parameter_bytes + each.buffer_bytes for each in layers))
 
     def report(misfit: local_pb2.DataMisfit | None = None, *, is_trying: bool = False) -> None:
@@ -67,9 +70,9 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     report(data_trial.find_misfit(found, job, where, progress, give_up))
 
 
-def _layers(build: Callable[[], Any], job: job_pb2.JobSpec, where: Where) -> list[LayerInfo]:
+def _parts(build: Callable[[], Any], job: job_pb2.JobSpec, where: Where) -> list[sequence.NamedLayer]:
     try:
-        return skeleton.inspect_layers(build, is_whole=is_one_stage(job))
+        return skeleton.inspect_parts(build, is_whole=is_one_stage(job))
     except PipesvcError as error:
         raise error.at(where) from error.__cause__
     except Exception as cause:
@@ -84,16 +87,6 @@ def _message(found: Inspection, misfit: local_pb2.DataMisfit | None) -> local_pb
 
         message.no_flow.CopyFrom(reports.to_message(found.reason))
     return message
-
-
-def _try_optimizer(make_optimizer: Callable[..., Any], where: Where) -> None:
-    """Refuses arguments that it does not take. What else it says may be of this stand-in's making."""
-    try:
-        optimizer_maker(make_optimizer, where)([torch.nn.Parameter(torch.zeros(1, 1))])
-    except PipesvcError as error:
-        if isinstance(error.__cause__, TypeError | ValueError | None):
-            raise
-        _log.info("the optimizer was not tried: %s", error)
 
 
 def layer_message(layer: LayerInfo) -> local_pb2.LayerInfo:

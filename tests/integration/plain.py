@@ -33,54 +33,82 @@ def batches(samples: Iterable[Sample], batch_size: int) -> Iterable[list[Sample]
         yield held
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlainLoop:
+    """One thread, micro-batches in ascending order, each loss times its share of the rows, one update for a batch.
+
+    `make_optimizers` gets the model, and groups its parameters by hand. `call` gives the inputs of a micro-batch to
+    the model.
+    """
+
+    build: Callable[[], nn.Module]
+    source: Callable[[], Iterable[Sample]]
+    loss: Callable[[Any, Tensor], Tensor]
+    make_optimizers: Callable[[nn.Module], Sequence[torch.optim.Optimizer]]
+    batch_size: int = 8
+    micro_batches: int = 4
+    epochs: int = 1
+    seed: int = 7
+    clip_norm: float | None = None
+    call: Call = nn.Module.__call__
+
+    def run(self) -> PlainRun:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self._run()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _run(self) -> PlainRun:
+        torch.manual_seed(self.seed)
+        model = self.build()
+        optimizers = self.make_optimizers(model)
+        losses = []
+        for _ in range(self.epochs):
+            for batch in batches(self.source(), self.batch_size):
+                losses.append(self._accumulate(model, batch))
+                self._update(model, optimizers)
+        return PlainRun(losses, dict(model.state_dict()))
+
+    def _accumulate(self, model: nn.Module, batch: Sequence[Sample]) -> float:
+        inputs, labels = _stacked([row for row, _ in batch]), _stacked([label for _, label in batch])
+        total, start = 0.0, 0
+        for count in micro_batch_rows(len(batch), self.micro_batches):
+            share, end = count / len(batch), start + count
+            value = self.loss(self.call(model, _cut(inputs, start, end)), _cut(labels, start, end))
+            torch.autograd.backward(value * share)
+            total += share * value.item()
+            start = end
+        return total
+
+    def _update(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), self.clip_norm)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
 def train(
     build: Callable[[], nn.Module],
     source: Callable[[], Iterable[Sample]],
     loss: Callable[[Any, Tensor], Tensor],
     optimizer: Callable[[Any], torch.optim.Optimizer],
     *,
-    batch_size: int,
-    micro_batches: int,
-    epochs: int = 1,
     seed: int = 0,
-    clip_norm: float | None = None,
-    call: Call = nn.Module.__call__,
+    **options: Any,
 ) -> PlainRun:
-    """One thread, micro-batches in ascending order, each loss times its share of the rows, one update for a batch.
-
-    `call` gives the inputs of a micro-batch to the model.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        torch.manual_seed(seed)
-        model = build()
-        update = optimizer(model.parameters())
-        losses = []
-        for _ in range(epochs):
-            for batch in batches(source(), batch_size):
-                update.zero_grad(set_to_none=True)
-                losses.append(_accumulate(model, batch, loss, micro_batch_rows(len(batch), micro_batches), call))
-                if clip_norm is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-                update.step()
-        return PlainRun(losses, dict(model.state_dict()))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _accumulate(
-    model: nn.Module, batch: Sequence[Sample], loss: Callable[[Any, Tensor], Tensor], rows: Sequence[int], call: Call
-) -> float:
-    inputs, labels = _stacked([row for row, _ in batch]), _stacked([label for _, label in batch])
-    total, start = 0.0, 0
-    for count in rows:
-        share, end = count / len(batch), start + count
-        value = loss(call(model, _cut(inputs, start, end)), _cut(labels, start, end))
-        torch.autograd.backward(value * share)
-        total += share * value.item()
-        start = end
-    return total
+    """With one optimizer over all parameters; the options are those of `PlainLoop`."""
+    loop = PlainLoop(
+        build=build,
+        source=source,
+        loss=loss,
+        make_optimizers=lambda model: [optimizer(model.parameters())],
+        seed=seed,
+        **options,
+    )
+    return loop.run()
 
 
 def _stacked(rows: Sequence[Any]) -> Any:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pipesvc.rpc.v1 import types_pb2 as pipesvc_dot_rpc_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pipesvc/rpc/v1/job.proto\x12\x0epipesvc.rpc.v1\x1a\x1apipesvc/rpc/v1/types.proto\"\xe4\x01\n\x08\x44\x61taSpec\x12$\n\x06source\x18\x01 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12\x13\n\x0bis_streamed\x18\x02 \x01(\x08\x12&\n\x06yields\x18\x03 \x01(\x0e\x32\x16.pipesvc.rpc.v1.Yields\x12\x12\n\nbatch_size\x18\x04 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x05 \x01(\r\x12\x15\n\rdouble_buffer\x18\x06 \x01(\x08\x12\x11\n\tdrop_last\x18\x07 \x01(\x08\x12\x12\n\nhas_labels\x18\x08 \x01(\x08\x12\x11\n\ttimeout_s\x18\t \x01(\x01\"\xc4\x02\n\x0cStrategySpec\x12\x14\n\x0cis_pipelined\x18\x01 \x01(\x08\x12\x15\n\rmicro_batches\x18\x02 \x01(\r\x12\x10\n\x08schedule\x18\x03 \x01(\t\x12\x12\n\nnum_stages\x18\x04 \x01(\r\x12\x12\n\nboundaries\x18\x05 \x03(\r\x12>\n\tplacement\x18\x06 \x03(\x0b\x32+.pipesvc.rpc.v1.StrategySpec.PlacementEntry\x12\x19\n\x11\x61llow_cpu_for_gpu\x18\x07 \x01(\x08\x12\x11\n\tin_flight\x18\x08 \x01(\r\x12\x16\n\x0e\x62oundary_names\x18\t \x03(\t\x12\x15\n\rschedule_text\x18\n \x01(\t\x1a\x30\n\x0ePlacementEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xef\x03\n\x07JobSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x05model\x18\x02 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12\"\n\x04loss\x18\x03 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12\'\n\toptimizer\x18\x04 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12$\n\x06weight\x18\x05 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12&\n\x04\x64\x61ta\x18\x06 \x01(\x0b\x32\x18.pipesvc.rpc.v1.DataSpec\x12.\n\x08strategy\x18\x07 \x01(\x0b\x32\x1c.pipesvc.rpc.v1.StrategySpec\x12\x0e\n\x06\x65pochs\x18\x08 \x01(\r\x12\x11\n\tmax_steps\x18\t \x01(\x04\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x11\n\tclip_norm\x18\x0b \x01(\x01\x12\x14\n\x0c\x63heck_finite\x18\x0c \x01(\x08\x12\x15\n\rworker_wait_s\x18\r \x01(\x01\x12\x17\n\x0f\x62uild_timeout_s\x18\x0e \x01(\x01\x12\x16\n\x0estep_timeout_s\x18\x0f \x01(\x01\x12\x16\n\x0epython_version\x18\x10 \x01(\t\x12\x15\n\rtorch_version\x18\x11 \x01(\t\x12\x15\n\rbundle_sha256\x18\x12 \x01(\t*]\n\x06Yields\x12\x16\n\x12YIELDS_UNSPECIFIED\x10\x00\x12\x11\n\rYIELDS_SAMPLE\x10\x01\x12\x16\n\x12YIELDS_SAMPLE_LIST\x10\x02\x12\x10\n\x0cYIELDS_BATCH\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pipesvc/rpc/v1/job.proto\x12\x0epipesvc.rpc.v1\x1a\x1apipesvc/rpc/v1/types.proto\"\xe4\x01\n\x08\x44\x61taSpec\x12$\n\x06source\x18\x01 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12\x13\n\x0bis_streamed\x18\x02 \x01(\x08\x12&\n\x06yields\x18\x03 \x01(\x0e\x32\x16.pipesvc.rpc.v1.Yields\x12\x12\n\nbatch_size\x18\x04 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x05 \x01(\r\x12\x15\n\rdouble_buffer\x18\x06 \x01(\x08\x12\x11\n\tdrop_last\x18\x07 \x01(\x08\x12\x12\n\nhas_labels\x18\x08 \x01(\x08\x12\x11\n\ttimeout_s\x18\t \x01(\x01\"\xc4\x02\n\x0cStrategySpec\x12\x14\n\x0cis_pipelined\x18\x01 \x01(\x08\x12\x15\n\rmicro_batches\x18\x02 \x01(\r\x12\x10\n\x08schedule\x18\x03 \x01(\t\x12\x12\n\nnum_stages\x18\x04 \x01(\r\x12\x12\n\nboundaries\x18\x05 \x03(\r\x12>\n\tplacement\x18\x06 \x03(\x0b\x32+.pipesvc.rpc.v1.StrategySpec.PlacementEntry\x12\x19\n\x11\x61llow_cpu_for_gpu\x18\x07 \x01(\x08\x12\x11\n\tin_flight\x18\x08 \x01(\r\x12\x16\n\x0e\x62oundary_names\x18\t \x03(\t\x12\x15\n\rschedule_text\x18\n \x01(\t\x1a\x30\n\x0ePlacementEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"7\n\x0eParameterGroup\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12\x14\n\x0coptions_json\x18\x02 \x01(\t\"\x8d\x01\n\rOptimizerSpec\x12\"\n\x04make\x18\x01 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12.\n\x06groups\x18\x02 \x03(\x0b\x32\x1e.pipesvc.rpc.v1.ParameterGroup\x12(\n\ngroup_rule\x18\x03 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\"\xa2\x04\n\x07JobSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x05model\x18\x02 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12\"\n\x04loss\x18\x03 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12\'\n\toptimizer\x18\x04 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12$\n\x06weight\x18\x05 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12&\n\x04\x64\x61ta\x18\x06 \x01(\x0b\x32\x18.pipesvc.rpc.v1.DataSpec\x12.\n\x08strategy\x18\x07 \x01(\x0b\x32\x1c.pipesvc.rpc.v1.StrategySpec\x12\x0e\n\x06\x65pochs\x18\x08 \x01(\r\x12\x11\n\tmax_steps\x18\t \x01(\x04\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x11\n\tclip_norm\x18\x0b \x01(\x01\x12\x14\n\x0c\x63heck_finite\x18\x0c \x01(\x08\x12\x15\n\rworker_wait_s\x18\r \x01(\x01\x12\x17\n\x0f\x62uild_timeout_s\x18\x0e \x01(\x01\x12\x16\n\x0estep_timeout_s\x18\x0f \x01(\x01\x12\x16\n\x0epython_version\x18\x10 \x01(\t\x12\x15\n\rtorch_version\x18\x11 \x01(\t\x12\x15\n\rbundle_sha256\x18\x12 \x01(\t\x12\x31\n\noptimizers\x18\x13 \x03(\x0b\x32\x1d.pipesvc.rpc.v1.OptimizerSpec*]\n\x06Yields\x12\x16\n\x12YIELDS_UNSPECIFIED\x10\x00\x12\x11\n\rYIELDS_SAMPLE\x10\x01\x12\x16\n\x12YIELDS_SAMPLE_LIST\x10\x02\x12\x10\n\x0cYIELDS_BATCH\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,14 +34,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STRATEGYSPEC_PLACEMENTENTRY']._loaded_options = None
   _globals['_STRATEGYSPEC_PLACEMENTENTRY']._serialized_options = b'8\001'
-  _globals['_YIELDS']._serialized_start=1128
-  _globals['_YIELDS']._serialized_end=1221
+  _globals['_YIELDS']._serialized_start=1380
+  _globals['_YIELDS']._serialized_end=1473
   _globals['_DATASPEC']._serialized_start=73
   _globals['_DATASPEC']._serialized_end=301
   _globals['_STRATEGYSPEC']._serialized_start=304
   _globals['_STRATEGYSPEC']._serialized_end=628
   _globals['_STRATEGYSPEC_PLACEMENTENTRY']._serialized_start=580
   _globals['_STRATEGYSPEC_PLACEMENTENTRY']._serialized_end=628
-  _globals['_JOBSPEC']._serialized_start=631
-  _globals['_JOBSPEC']._serialized_end=1126
+  _globals['_PARAMETERGROUP']._serialized_start=630
+  _globals['_PARAMETERGROUP']._serialized_end=685
+  _globals['_OPTIMIZERSPEC']._serialized_start=688
+  _globals['_OPTIMIZERSPEC']._serialized_end=829
+  _globals['_JOBSPEC']._serialized_start=832
+  _globals['_JOBSPEC']._serialized_end=1378
 # @@protoc_insertion_point(module_scope)

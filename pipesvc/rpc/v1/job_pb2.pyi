@@ -72,8 +72,26 @@ class StrategySpec(_message.Message):
     schedule_text: str
     def __init__(self, is_pipelined: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., schedule: _Optional[str] = ..., num_stages: _Optional[int] = ..., boundaries: _Optional[_Iterable[int]] = ..., placement: _Optional[_Mapping[str, str]] = ..., allow_cpu_for_gpu: _Optional[bool] = ..., in_flight: _Optional[int] = ..., boundary_names: _Optional[_Iterable[str]] = ..., schedule_text: _Optional[str] = ...) -> None: ...
 
+class ParameterGroup(_message.Message):
+    __slots__ = ("pattern", "options_json")
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
+    pattern: str
+    options_json: str
+    def __init__(self, pattern: _Optional[str] = ..., options_json: _Optional[str] = ...) -> None: ...
+
+class OptimizerSpec(_message.Message):
+    __slots__ = ("make", "groups", "group_rule")
+    MAKE_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_RULE_FIELD_NUMBER: _ClassVar[int]
+    make: _types_pb2.Call
+    groups: _containers.RepeatedCompositeFieldContainer[ParameterGroup]
+    group_rule: _types_pb2.Call
+    def __init__(self, make: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[ParameterGroup, _Mapping]]] = ..., group_rule: _Optional[_Union[_types_pb2.Call, _Mapping]] = ...) -> None: ...
+
 class JobSpec(_message.Message):
-    __slots__ = ("name", "model", "loss", "optimizer", "weight", "data", "strategy", "epochs", "max_steps", "seed", "clip_norm", "check_finite", "worker_wait_s", "build_timeout_s", "step_timeout_s", "python_version", "torch_version", "bundle_sha256")
+    __slots__ = ("name", "model", "loss", "optimizer", "weight", "data", "strategy", "epochs", "max_steps", "seed", "clip_norm", "check_finite", "worker_wait_s", "build_timeout_s", "step_timeout_s", "python_version", "torch_version", "bundle_sha256", "optimizers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +110,7 @@ class JobSpec(_message.Message):
     PYTHON_VERSION_FIELD_NUMBER: _ClassVar[int]
     TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: _types_pb2.Call
     loss: _types_pb2.Call
@@ -110,4 +129,5 @@ class JobSpec(_message.Message):
     python_version: str
     torch_version: str
     bundle_sha256: str
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., loss: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., optimizer: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., weight: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., strategy: _Optional[_Union[StrategySpec, _Mapping]] = ..., epochs: _Optional[int] = ..., max_steps: _Optional[int] = ..., seed: _Optional[int] = ..., clip_norm: _Optional[float] = ..., check_finite: _Optional[bool] = ..., worker_wait_s: _Optional[float] = ..., build_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., python_version: _Optional[str] = ..., torch_version: _Optional[str] = ..., bundle_sha256: _Optional[str] = ...) -> None: ...
+    optimizers: _containers.RepeatedCompositeFieldContainer[OptimizerSpec]
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., loss: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., optimizer: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., weight: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., strategy: _Optional[_Union[StrategySpec, _Mapping]] = ..., epochs: _Optional[int] = ..., max_steps: _Optional[int] = ..., seed: _Optional[int] = ..., clip_norm: _Optional[float] = ..., check_finite: _Optional[bool] = ..., worker_wait_s: _Optional[float] = ..., build_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., python_version: _Optional[str] = ..., torch_version: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., optimizers: _Optional[_Iterable[_Union[OptimizerSpec, _Mapping]]] = ...) -> None: ...

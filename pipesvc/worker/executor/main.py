@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
-from torch import nn
 
 from pipesvc.core.edges import edges_of
 from pipesvc.core.plan import Plan
@@ -17,13 +15,14 @@ from pipesvc.model.fingerprint import numeric_fingerprint
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls
 from pipesvc.worker.executor import state
-from pipesvc.worker.executor.parts import make_programs
+from pipesvc.worker.executor.optimizing import make_optimizers
+from pipesvc.worker.executor.parameter_groups import allot
+from pipesvc.worker.executor.parts import make_parts
 from pipesvc.worker.executor.runtime import Runtime, Settings
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
-from pipesvc.worker.user_errors import user_error
 
 _log = logging.getLogger("pipesvc.executor")
 
@@ -58,7 +57,7 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
     """Every stage of this worker, each real in its own part of the model only."""
     build = calls.bind(job.model, "the model", where)
     loss = calls.bind_loss(job, where)
-    optimizer = calls.bind(job.optimizer, "the optimizer", where)
+    optimizer = calls.bind_optimizer(job, where)
     specs = [
         StageSpec(
             index=stage.index,
@@ -71,9 +70,11 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
         )
         for stage in plan.stages_of(worker)
     ]
+    parts = make_parts(build, plan, specs, where)
+    allotments = [allot(optimizer, parts.parameters, where)]
     stages: dict[int, Stage] = {}
-    for spec, program in zip(specs, make_programs(build, plan, specs, where), strict=True):
-        stage = Stage(spec, program, optimizer_maker(optimizer, _at_stage(where, spec.index)))
+    for spec, program in zip(specs, parts.programs, strict=True):
+        stage = Stage(spec, program, partial(make_optimizers, allotments, where=_at_stage(where, spec.index)))
         state.check(stage)
         stages[spec.index] = stage
         _log.info("stage %d: %s on %s", spec.index, ", ".join(plan.stages[spec.index].layer_names), spec.device)
@@ -91,27 +92,6 @@ def device_of(name: str, where: Where) -> torch.device:
             where=where,
         )
     return device
-
-
-def optimizer_maker(
-    optimizer: Callable[..., Any], where: Where
-) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
-    """Makes a stage's optimizer; what is wrong with it is told as the user's error."""
-
-    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        try:
-            made = optimizer(parameters)
-        except Exception as cause:
-            raise user_error(ErrorCode.BUILD_FAILED, "making the optimizer", cause, where=where) from cause
-        if not isinstance(made, torch.optim.Optimizer):
-            raise PipesvcError(
-                ErrorCode.INVALID_JOB,
-                f"the optimizer is a {type(made).__name__}, not a torch.optim.Optimizer",
-                where=where,
-            )
-        return made
-
-    return make
 
 
 def _at_stage(where: Where, stage: int) -> Where:

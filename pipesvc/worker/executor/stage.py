@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pipesvc.errors import Where
 from pipesvc.worker.executor import losses, norms
 from pipesvc.worker.executor.inbox import Parcel
+from pipesvc.worker.executor.optimizing import MakeOptimizers
 from pipesvc.worker.executor.program import Gradients, Parcels, StageProgram, failed
 from pipesvc.worker.executor.spec import StageSpec
 
@@ -38,15 +38,14 @@ class Stage:
         self,
         spec: StageSpec,
         program: StageProgram,
-        make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        make_optimizers: MakeOptimizers,
     ) -> None:
         self.spec = spec
         self._program = program
         trainable = {name: each for name, each in program.named_parameters().items() if each.requires_grad}
         self.trainable = list(trainable.values())
         self._places = [program.place_of(name) for name in trainable]
-        # An optimizer refuses an empty list, and a stage without parameters has nothing to update.
-        self._optimizer = make_optimizer(self.trainable) if self.trainable else None
+        self.optimizers = list(make_optimizers(trainable))
         self._live: dict[int, _Live] = {}
         # Micro-batches between I and W, which count as alive.
         self._half_done: set[int] = set()
@@ -106,14 +105,14 @@ class Stage:
         """Apply the step once; the gradients are gone afterwards."""
         if scale is not None:
             norms.scale_gradients(self.trainable, scale)
-        if self._optimizer is not None:
+        for optimizer in self.optimizers:
             try:
-                self._optimizer.step()
+                optimizer.step()
             except (Exception, KeyboardInterrupt) as cause:
-                doing = f"update with {type(self._optimizer).__name__}"
+                doing = f"update with {type(optimizer).__name__}"
                 where = Where(step=step, stage=self.spec.index)
                 raise failed(doing, cause, where) from cause
-            self._optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
 
     def take_loss(self, shares: Sequence[float]) -> float | None:
         """The step's loss, the shares of its micro-batches added in ascending order; None but on the last stage."""

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from pipesvc.worker.data_trial import parcel_of
 from pipesvc.worker.executor.inbox import Parcel
+from pipesvc.worker.executor.optimizing import MakeOptimizers
+from pipesvc.worker.executor.parameter_groups import Named
 from pipesvc.worker.executor.program import Parcels
 from pipesvc.worker.executor.sequence_program import SequenceProgram
 from pipesvc.worker.executor.spec import StageSpec
@@ -32,8 +34,6 @@ PASSES_WINDOW_S: Final = 0.1
 UPDATES_WINDOW_S: Final = 0.02
 NUM_REPEATS: Final = 5
 _STEP: Final = 1
-
-MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class LayerTrial:
 def try_layer(
     spec: StageSpec,
     layer: tuple[str, nn.Module],
-    make_optimizer: MakeOptimizer,
+    make_optimizers: MakeOptimizers,
     inputs: Parcel,
     labels: Parcel | None,
     *,
@@ -69,13 +69,12 @@ def try_layer(
     """
     made: list[torch.optim.Optimizer] = []
 
-    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = make_optimizer(parameters)
-        for group in optimizer.param_groups:
+    def make(own: Named) -> list[torch.optim.Optimizer]:
+        made.extend(make_optimizers(own))
+        for group in (group for optimizer in made for group in optimizer.param_groups):
             if isinstance(group.get("lr"), float | int | Tensor):
                 group["lr"] = group["lr"] * 0.0
-        made.append(optimizer)
-        return optimizer
+        return made
 
     stage = Stage(spec, SequenceProgram(spec, (layer,)), make)
     before, after = spec.index - 1, spec.index + 1
@@ -93,7 +92,7 @@ def try_layer(
         backward_s=backward_s,
         update_s=update_s,
         gradient_bytes=gradient_bytes,
-        optimizer_bytes=kept_bytes.optimizer_bytes(made[0] if made else None),
+        optimizer_bytes=kept_bytes.optimizer_bytes(made),
         activation_bytes=sum(size for storage, size in saved.items() if storage not in carried),
         input_gradient_bytes=kept_bytes.num_bytes(received),
         output=output,

@@ -17,12 +17,14 @@ from torch import nn
 
 from pipesvc.core.plan import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.model import malloc, skeleton
+from pipesvc.model import malloc, sequence, skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls
 from pipesvc.worker.data_trial import first_batch, parcel_of
 from pipesvc.worker.executor.inbox import Parcel
-from pipesvc.worker.executor.main import device_of, optimizer_maker
+from pipesvc.worker.executor.main import device_of
+from pipesvc.worker.executor.optimizing import make_optimizers
+from pipesvc.worker.executor.parameter_groups import allot
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.feeder.batches import CutBatch
 from pipesvc.worker.inspector import is_one_stage, layer_message
@@ -73,10 +75,12 @@ class _Measuring:
         progress.busy("inspecting the model")
         self._build = calls.bind(job.model, "the model", where)
         self._loss = calls.bind_loss(job, where)
-        self._optimizer = calls.bind(job.optimizer, "the optimizer", where)
-        self._layers = self._told(lambda: skeleton.inspect_layers(self._build, is_whole=is_one_stage(job)))
+        optimizer = calls.bind_optimizer(job, where)
+        parts = self._told(lambda: skeleton.inspect_parts(self._build, is_whole=is_one_stage(job)))
+        self._layers = skeleton.layer_infos(parts)
         if not self._layers[0].name:
             raise _unmeasured(self._layers[0].type)
+        self._allotments = [allot(optimizer, sequence.named_parameters(parts), where)]
         progress.busy("reading the first batch")
         self._batch = _batch(job, where)
 
@@ -123,7 +127,7 @@ class _Measuring:
             return try_layer(
                 spec,
                 layer,
-                optimizer_maker(self._optimizer, self._where),
+                partial(make_optimizers, self._allotments, where=self._where),
                 value,
                 labels,
                 carried=carried,

@@ -75,6 +75,11 @@ def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
         (lambda: job(loss=Sgd), "loss is the class Sgd"),
         (lambda: job(optimizer=Sgd), "Optimizer(torch.optim.SGD"),
         (lambda: job(optimizer=Call(Sgd)), "optimizer is a Call"),
+        (lambda: Optimizer(Sgd, groups=3), "groups is 3; it must be a dict of name patterns"),  # type: ignore[arg-type]
+        (lambda: Optimizer(Sgd, groups=lambda name, each: {}), "groups is a lambda"),
+        (lambda: Optimizer(Sgd, groups={"": {}}), "a pattern of groups is ''"),
+        (lambda: Optimizer(Sgd, groups={"*.bias": 0.0}), "groups has '*.bias', whose value is 0.0"),  # type: ignore[dict-item]
+        (lambda: Optimizer(Sgd, groups={"a": {"lr": math.nan}}), "groups['a']['lr'] is nan"),
         (lambda: job(data=reader), "DataSource(reader, batch_size=8)"),
         (lambda: DataSource(reader), "batch_size is missing"),
         (lambda: DataSource(reader, yields="sample_list"), "batch_size is missing"),
@@ -155,6 +160,10 @@ def test_jobs_and_calls_are_frozen_values() -> None:
     assert call != Optimizer(build_model, width=4)
     assert hash(call) == hash(Call(build_model, width=4))
     assert repr(call) == "Call(build_model, width=4)"
+    grouped = Optimizer(Sgd, groups={"*.bias": {"lr": 0.1}}, lr=0.2)
+    assert grouped == Optimizer(Sgd, groups={"*.bias": {"lr": 0.1}}, lr=0.2)
+    assert grouped != Optimizer(Sgd, lr=0.2)
+    assert repr(grouped) == "Optimizer(Sgd, lr=0.2, groups={'*.bias': {'lr': 0.1}})"
     with pytest.raises(AttributeError, match="frozen"):
         call.function = reader
     with pytest.raises(AttributeError):

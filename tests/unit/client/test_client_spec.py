@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from pipesvc.client.calls import Call
 from pipesvc.client.job import DataSource, Job, Optimizer, ScheduleFile, Strategy, StreamSource
 from pipesvc.client.spec import make_submission
 from pipesvc.rpc.v1 import job_pb2
@@ -25,6 +26,9 @@ def reader():
 
 def weigh(labels):
     return labels
+
+def rule(name, parameter, decay=0.1):
+    return {"weight_decay": decay}
 """
 
 
@@ -67,7 +71,7 @@ def _full_job(user: object) -> Job:
 def test_every_field_of_the_message_is_filled(user: object) -> None:
     submission = make_submission(_full_job(user))
     spec = submission.spec
-    not_for_this_job = {"num_stages", "is_streamed", "double_buffer", "boundary_names", "schedule_text"}
+    not_for_this_job = {"num_stages", "is_streamed", "double_buffer", "boundary_names", "schedule_text", "optimizers"}
     for message in (spec, spec.data, spec.strategy):
         for field in message.DESCRIPTOR.fields:
             if field.name not in not_for_this_job:
@@ -154,3 +158,25 @@ def test_a_schedule_file_travels_as_text(tmp_path: Path) -> None:
     )
     strategy = make_submission(job).spec.strategy
     assert (strategy.schedule, strategy.schedule_text) == ("file", "0F0,0B0\n")
+
+
+def test_parameter_groups_travel_as_patterns_or_as_a_function(user: object) -> None:
+    patterns = Optimizer(torch.optim.SGD, lr=0.1, groups={"*.bias": {"weight_decay": 0.0}, "0.*": {"betas": (0, 1)}})
+    rule = user.rule  # type: ignore[attr-defined]
+    specs = {}
+    for name, optimizer in {
+        "patterns": patterns,
+        "rule": Optimizer(torch.optim.SGD, lr=0.1, groups=rule),
+        "rule with arguments": Optimizer(torch.optim.SGD, lr=0.1, groups=Call(rule, decay=0.2)),
+    }.items():
+        spec = make_submission(dataclasses.replace(_full_job(user), optimizer=optimizer)).spec
+        assert not spec.HasField("optimizer")
+        [specs[name]] = spec.optimizers
+        assert (specs[name].make.target, specs[name].make.arguments_json) == ("torch.optim:SGD", '{"lr": 0.1}')
+        assert specs[name].HasField("group_rule") == name.startswith("rule")
+    assert [(each.pattern, each.options_json) for each in specs["patterns"].groups] == [
+        ("*.bias", '{"weight_decay": 0.0}'),
+        ("0.*", '{"betas": [0, 1]}'),
+    ]
+    assert specs["rule"].group_rule.target == "spec_user_module:rule"
+    assert specs["rule with arguments"].group_rule.arguments_json == '{"decay": 0.2}'

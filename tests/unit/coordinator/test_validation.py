@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.unit.coordinator.coordinator_world import make_job
 def test_a_good_job_passes_with_and_without_a_bundle() -> None:
     check_submission("run-1", make_job(), b"")
     job = make_job()
+    with_optimizer(groups=[{"pattern": "*.bias", "options_json": '{"lr": 0.1}'}])(job)
     job.bundle_sha256 = hashlib.sha256(b"zip").hexdigest()
     check_submission("run-1", job, b"zip")
 
@@ -28,6 +30,14 @@ def without_source(job: job_pb2.JobSpec) -> None:
 def with_schedule(name: str, text: str) -> Callable[[job_pb2.JobSpec], None]:
     def spoil(job: job_pb2.JobSpec) -> None:
         job.strategy.schedule, job.strategy.schedule_text = name, text
+
+    return spoil
+
+
+def with_optimizer(**fields: Any) -> Callable[[job_pb2.JobSpec], None]:
+    def spoil(job: job_pb2.JobSpec) -> None:
+        job.optimizers.add(make=job.optimizer, **fields)
+        job.ClearField("optimizer")
 
     return spoil
 
@@ -50,6 +60,13 @@ def with_schedule(name: str, text: str) -> Callable[[job_pb2.JobSpec], None]:
         (lambda job: job.strategy.boundaries.extend([3, 1]), "boundaries [3, 1] do not ascend"),
         (lambda job: job.ClearField("model"), "the job has no model"),
         (lambda job: job.ClearField("optimizer"), "the job has no optimizer"),
+        (lambda job: job.optimizers.add(make=job.optimizer), "one optimizer for all parameters, and a list of them"),
+        (with_optimizer(group_rule={"target": "no name"}), "group rule of the optimizer is 'no name'"),
+        (with_optimizer(groups=[{"pattern": "*.b", "options_json": "[1]"}]), "group '*.b' are not a JSON object"),
+        (
+            with_optimizer(groups=[{"pattern": "b", "options_json": "{}"}], group_rule={"target": "a:b"}),
+            "by patterns and by a function: one of the two",
+        ),
         (lambda job: setattr(job.model, "target", "os.system('rm')"), 'not "package.module:name"'),
         (lambda job: setattr(job.loss, "arguments_json", "[1]"), "arguments of loss are not a JSON object"),
         (lambda job: setattr(job.loss, "arguments_json", "{"), "arguments of loss are not a JSON object"),

@@ -25,8 +25,7 @@ from pipesvc.model.replay.randomness import Streams
 from pipesvc.model.replay.record import record
 from pipesvc.model.skeleton import build_module
 from pipesvc.wire.links import Link
-from pipesvc.worker.executor.parts import make_programs
-from pipesvc.worker.executor.program import StageProgram
+from pipesvc.worker.executor.parts import Parts, make_parts
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.feeder.routes import FeederRoutes, routes_of
 from tests.unit.executor.network import SEED, Batch, Cluster, JobSetup, PlainRun, assert_equal_states, copied, train
@@ -88,8 +87,8 @@ class ModuleSetup(JobSetup):
     def edges(self, *, has_labels: bool) -> Edges:
         return edges_of(self.plan, has_labels=has_labels, clips=self.clip_norm > 0)
 
-    def make_programs(self, specs: Sequence[StageSpec]) -> list[StageProgram]:
-        return make_programs(self.build, self.plan, specs, Where())
+    def make_parts(self, specs: Sequence[StageSpec]) -> Parts:
+        return make_parts(self.build, self.plan, specs, Where())
 
     def input_parcels(self, inputs: Any) -> list[tuple[Link, Any]]:
         return list(self.feeder_routes.parcels(inputs, None))
@@ -102,7 +101,7 @@ def train_plain(setup: ModuleSetup, batches: Sequence[Batch]) -> PlainRun:
     random_modules = setup.flow.random_modules if setup.is_recorded else ()
     streams = Streams(model, random_modules, torch.device("cpu"))
     parameters = [each for each in model.parameters() if each.requires_grad]
-    optimizer = setup.make_optimizer(parameters)
+    optimizer = setup.make_optimizer(parameters if setup.plain_groups is None else setup.plain_groups(model))
     losses = []
     for step, (inputs, labels, weights) in enumerate(batches, 1):
         optimizer.zero_grad(set_to_none=True)

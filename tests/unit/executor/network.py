@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +13,14 @@ from torch import Tensor, nn
 
 from pipesvc.core import seeds, split
 from pipesvc.core.edges import Edges, make_edges
+from pipesvc.errors import Where
+from pipesvc.model.sequence import named_parameters
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.wire import layouts, tree
 from pipesvc.wire.links import FEEDER, Link
-from pipesvc.worker.executor.program import StageProgram
+from pipesvc.worker.executor.optimizing import make_optimizers
+from pipesvc.worker.executor.parameter_groups import OptimizerChoice, allot
+from pipesvc.worker.executor.parts import Parts
 from pipesvc.worker.executor.routes import input_link, label_link
 from pipesvc.worker.executor.runtime import Runtime, Settings
 from pipesvc.worker.executor.sequence_program import SequenceProgram
@@ -24,7 +29,7 @@ from pipesvc.worker.executor.stage import Stage
 from tests.unit.executor.memory_network import MemoryPort, Network, is_tensor
 
 SEED = 7
-MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]  # of parameters, or of groups of them
 # One mini-batch: the micro-batches' inputs, their labels (None: the job has none), their weights.
 Batch = tuple[list[Any], list[Any] | None, list[float]]
 # Losses, and the state by name.
@@ -38,6 +43,10 @@ class JobSetup(ABC):
     owners: Sequence[str] = ()
     loss: Callable[..., Any] | None = None
     make_optimizer: MakeOptimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    rule: Callable[..., Any] | None = None
+    # The parameters of the plain loop, as its user would group them.
+    plain_groups: Callable[[nn.Module], list[Any]] | None = None
     schedule: str = "1F1B"
     in_flight: int = 0
     schedule_text: str = ""
@@ -50,6 +59,10 @@ class JobSetup(ABC):
         return self.owners or [f"worker-{stage}" for stage in range(self.num_stages)]
 
     @property
+    def optimizer(self) -> OptimizerChoice:
+        return OptimizerChoice(make=self.make_optimizer, groups=self.groups, rule=self.rule)
+
+    @property
     @abstractmethod
     def num_stages(self) -> int: ...
 
@@ -57,7 +70,7 @@ class JobSetup(ABC):
     def edges(self, *, has_labels: bool) -> Edges: ...
 
     @abstractmethod
-    def make_programs(self, specs: Sequence[StageSpec]) -> list[StageProgram]: ...
+    def make_parts(self, specs: Sequence[StageSpec]) -> Parts: ...
 
     @abstractmethod
     def input_parcels(self, inputs: Any) -> list[tuple[Link, Any]]:
@@ -92,10 +105,11 @@ class Setup(JobSetup):
     def edges(self, *, has_labels: bool) -> Edges:
         return make_edges(self.num_stages, has_labels=has_labels, clips=self.clip_norm > 0)
 
-    def make_programs(self, specs: Sequence[StageSpec]) -> list[StageProgram]:
+    def make_parts(self, specs: Sequence[StageSpec]) -> Parts:
         layers = [(str(index), layer) for index, layer in enumerate(built(self.make_layers))]
         ends = [*self.cuts, len(layers)]
-        return [SequenceProgram(spec, layers[spec.first_layer : ends[spec.index]]) for spec in specs]
+        programs = [SequenceProgram(spec, layers[spec.first_layer : ends[spec.index]]) for spec in specs]
+        return Parts(programs=programs, parameters=named_parameters(layers))
 
     def input_parcels(self, inputs: Any) -> list[tuple[Link, Any]]:
         return [(input_link(0), inputs)]
@@ -122,9 +136,11 @@ class Cluster:
         for worker in dict.fromkeys(setup.workers):
             self.ports[worker] = MemoryPort(self.network)
             specs = [setup.spec(index) for index, owner in enumerate(setup.workers) if owner == worker]
+            parts = setup.make_parts(specs)
+            allotments = [allot(setup.optimizer, parts.parameters, Where())]
             held = {
-                spec.index: Stage(spec, program, setup.make_optimizer)
-                for spec, program in zip(specs, setup.make_programs(specs), strict=True)
+                spec.index: Stage(spec, program, partial(make_optimizers, allotments, where=Where()))
+                for spec, program in zip(specs, parts.programs, strict=True)
             }
             self.stages |= held
             settings = Settings(
@@ -186,7 +202,7 @@ def train_plain(setup: Setup, batches: Sequence[Batch]) -> PlainRun:
     layers = built(setup.make_layers)
     model = nn.Sequential(*layers)
     parameters = [each for each in model.parameters() if each.requires_grad]
-    optimizer = setup.make_optimizer(parameters)
+    optimizer = setup.make_optimizer(parameters if setup.plain_groups is None else setup.plain_groups(model))
     losses = []
     for step, (inputs, labels, weights) in enumerate(batches, 1):
         optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,95 @@
+"""What a job can say of its step, through real processes: the bits of a plain loop that does the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipesvc
+from pipesvc.errors import ErrorCode, PipesvcError
+from tests.integration import jobs, module_jobs, plain
+
+
+def make_job(**changes: Any) -> pipesvc.Job:
+    options: dict[str, Any] = {
+        "model": jobs.mlp,
+        "loss": jobs.cross_entropy,
+        "optimizer": pipesvc.Optimizer(torch.optim.SGD, lr=0.1),
+        "data": pipesvc.DataSource(jobs.samples, batch_size=8),
+        "strategy": pipesvc.Strategy(micro_batches=4, num_stages=3),
+        "seed": 7,
+    }
+    return pipesvc.Job(**(options | changes))
+
+
+def make_loop(**changes: Any) -> plain.PlainLoop:
+    options: dict[str, Any] = {
+        "build": jobs.mlp,
+        "source": jobs.samples,
+        "loss": jobs.cross_entropy,
+        "make_optimizers": lambda model: [torch.optim.SGD(model.parameters(), lr=0.1)],
+    }
+    return plain.PlainLoop(**(options | changes))
+
+
+def assert_equal(run: pipesvc.Run, truth: plain.PlainRun) -> None:
+    run.wait()
+    assert run.losses() == truth.losses
+    weights = run.state_dict()
+    assert weights.keys() == truth.weights.keys()
+    assert [name for name, value in truth.weights.items() if not torch.equal(weights[name], value)] == []
+
+
+def refusal(cluster: pipesvc.Client, job: pipesvc.Job) -> PipesvcError:
+    with pytest.raises(PipesvcError) as caught:
+        cluster.submit(job)
+    return caught.value
+
+
+def no_decay_for_vectors(name: str, parameter: nn.Parameter) -> dict[str, Any]:
+    return {"weight_decay": 0.0} if parameter.ndim == 1 else {}
+
+
+def by_rank(model: nn.Module) -> list[torch.optim.Optimizer]:
+    matrices = [each for each in model.parameters() if each.ndim != 1]
+    vectors = [each for each in model.parameters() if each.ndim == 1]
+    groups: list[Any] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    return [torch.optim.AdamW(groups, lr=0.01, weight_decay=0.5)]
+
+
+def test_parameter_groups_by_pattern(cluster: pipesvc.Client) -> None:
+    optimizer = pipesvc.Optimizer(
+        torch.optim.AdamW, lr=0.01, weight_decay=0.5, fused=True, groups={"*.bias": {"weight_decay": 0.0}}
+    )
+
+    def biases_first(model: nn.Module) -> list[torch.optim.Optimizer]:
+        biases = [each for name, each in model.named_parameters() if name.endswith("bias")]
+        weights = [each for name, each in model.named_parameters() if name.endswith("weight")]
+        groups: list[Any] = [{"params": biases, "weight_decay": 0.0}, {"params": weights}]
+        return [torch.optim.AdamW(groups, lr=0.01, weight_decay=0.5, fused=True)]
+
+    assert_equal(cluster.submit(make_job(optimizer=optimizer)), make_loop(make_optimizers=biases_first).run())
+
+
+def test_parameter_groups_of_a_module_by_a_function(cluster: pipesvc.Client) -> None:
+    optimizer = pipesvc.Optimizer(torch.optim.AdamW, lr=0.01, weight_decay=0.5, groups=no_decay_for_vectors)
+    data = pipesvc.DataSource(module_jobs.words, batch_size=8)
+    run = cluster.submit(make_job(model=module_jobs.Skipping, optimizer=optimizer, data=data))
+    truth = make_loop(
+        build=module_jobs.Skipping,
+        source=module_jobs.words,
+        make_optimizers=by_rank,
+        call=lambda model, inputs: model(**inputs),
+    ).run()
+    assert_equal(run, truth)
+
+
+def test_a05_a_pattern_that_matches_nothing_is_refused_at_submit(cluster: pipesvc.Client) -> None:
+    optimizer = pipesvc.Optimizer(torch.optim.SGD, lr=0.1, groups={"*.bais": {"weight_decay": 0.0}})
+    error = refusal(cluster, make_job(optimizer=optimizer))
+    assert error.code is ErrorCode.INVALID_JOB
+    assert "'*.bais' of groups matches no parameter" in str(error)
+    assert "0.weight, 0.bias" in str(error)
