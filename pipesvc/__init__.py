@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipesvc.client.job import Job as Job
     from pipesvc.client.job import Optimizer as Optimizer
     from pipesvc.client.job import ScheduleFile as ScheduleFile
+    from pipesvc.client.job import Scheduler as Scheduler
     from pipesvc.client.job import Strategy as Strategy
     from pipesvc.client.job import StreamSource as StreamSource
     from pipesvc.client.local import LocalCluster as LocalCluster
@@ -42,6 +43,7 @@ _HOMES = {
     "PipesvcWarning": "pipesvc.client.watching",
     "Run": "pipesvc.client.run",
     "ScheduleFile": "pipesvc.client.job",
+    "Scheduler": "pipesvc.client.job",
     "Step": "pipesvc.client.run",
     "Strategy": "pipesvc.client.job",
     "StreamSource": "pipesvc.client.job",

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pipesvc.client import checks
-from pipesvc.client.calls import Call, Optimizer, as_call, check_function
+from pipesvc.client.calls import Call, Optimizer, Scheduler, as_call, check_function
 from pipesvc.client.checks import refuse
 from pipesvc.client.schedule_file import ScheduleFile
 from pipesvc.client.strategy import Strategy
 
-__all__ = ["Call", "DataSource", "Job", "Optimizer", "ScheduleFile", "Strategy", "StreamSource"]
+__all__ = ["Call", "DataSource", "Job", "Optimizer", "ScheduleFile", "Scheduler", "Strategy", "StreamSource"]
 
 # Batches; the coordinator refuses more.
 MAX_CAPACITY: Final = 65_536
@@ -103,6 +103,8 @@ class Job:
     """Scale gradients so that their global norm over all stages is at most this."""
     check_finite: bool = False
     """End the run with NON_FINITE_LOSS instead of training on."""
+    scheduler: Scheduler | None = None
+    """Changes the optimizer's rates after steps or epochs."""
     weight: Callable[..., Any] | Call | None = None
     """weight(labels) gives one number per row; None: every row weighs the same."""
     name: str | None = None
@@ -126,6 +128,9 @@ class Job:
     def __post_init__(self) -> None:
         as_call(self.model, what="model")
         self._check_optimizer()
+        if self.scheduler is not None:
+            fix = "Write scheduler=pipesvc.Scheduler(torch.optim.lr_scheduler.StepLR, step_size=3)"
+            checks.is_a("scheduler", self.scheduler, Scheduler, "a pipesvc.Scheduler", fix)
         for what in ("loss", "weight"):
             value = getattr(self, what)
             if value is not None:

@@ -30,6 +30,7 @@ _YIELDS = {
     "sample_list": job_pb2.YIELDS_SAMPLE_LIST,
     "batch": job_pb2.YIELDS_BATCH,
 }
+_PERIODS = {"step": job_pb2.SCHEDULER_PERIOD_STEP, "epoch": job_pb2.SCHEDULER_PERIOD_EPOCH}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +45,10 @@ def make_submission(job: Job) -> Submission:
     """Resolve every function of the job, bundle the sources, and write the message."""
     calls = _calls_of(job)
     references = {what: resolve(call.function) for what, call in calls.items()}
-    notebook = _notebook_of(list(references.values()))
-    bundle = _bundle_of(job, references, notebook)
+    arguments = {what: {name: resolve(each) for name, each in call.functions.items()} for what, call in calls.items()}
+    resolved = [*references.values(), *(each for given in arguments.values() for each in given.values())]
+    notebook = _notebook_of(resolved)
+    bundle = _bundle_of(job, references["model"], resolved, notebook)
     spec = job_pb2.JobSpec(
         name=job.name or references["model"].qualname,
         data=_data_spec(job),
@@ -62,9 +65,12 @@ def make_submission(job: Job) -> Submission:
         torch_version=_version_of("torch"),
         bundle_sha256=bundle.sha256,
     )
+    notebook_name = notebook.name if notebook else ""
     messages = {
         what: types_pb2.Call(
-            target=references[what].target(notebook.name if notebook else ""), arguments_json=call.arguments_json
+            target=references[what].target(notebook_name),
+            arguments_json=call.arguments_json,
+            functions={name: each.target(notebook_name) for name, each in arguments[what].items()},
         )
         for what, call in calls.items()
     }
@@ -74,6 +80,9 @@ def make_submission(job: Job) -> Submission:
     if "source" in messages:
         spec.data.source.CopyFrom(messages["source"])
     write_optimizers(spec, job, messages)
+    if job.scheduler is not None:
+        spec.scheduler.make.CopyFrom(messages["scheduler"])
+        spec.scheduler.every = _PERIODS[job.scheduler.every]
     return Submission(spec=spec, bundle=bundle)
 
 
@@ -84,6 +93,8 @@ def _calls_of(job: Job) -> dict[str, Call]:
         value = getattr(job, what)
         if value is not None:
             calls[what] = as_call(value, what=what)
+    if job.scheduler is not None:
+        calls["scheduler"] = job.scheduler
     if not isinstance(job.data, StreamSource):
         calls["source"] = as_call(job.data.source, what="source")
     return calls
@@ -142,9 +153,9 @@ def _notebook_of(references: Sequence[Reference]) -> Notebook | None:
     return make_notebook(cells, sorted({r.qualname.split(".")[0] for r in ours}), namespace)
 
 
-def _bundle_of(job: Job, references: dict[str, Reference], notebook: Notebook | None) -> Bundle:
-    sources = {reference.source for reference in references.values() if reference.source is not None}
-    first = references["model"].source or min(sources, key=lambda source: source.path, default=None)
+def _bundle_of(job: Job, model: Reference, references: Sequence[Reference], notebook: Notebook | None) -> Bundle:
+    sources = {reference.source for reference in references if reference.source is not None}
+    first = model.source or min(sources, key=lambda source: source.path, default=None)
     return make_bundle(
         sorted(sources, key=lambda source: source.path),
         include=job.include,

@@ -130,7 +130,7 @@ def _measured_part(job: job_pb2.JobSpec) -> str:
     part.CopyFrom(job)
     for name in ("name", "weight", "epochs", "max_steps", "clip_norm", "check_finite", "python_version"):
         part.ClearField(name)
-    for name in ("torch_version", "worker_wait_s", "build_timeout_s", "step_timeout_s"):
+    for name in ("torch_version", "worker_wait_s", "build_timeout_s", "step_timeout_s", "scheduler"):
         part.ClearField(name)
     for name in ("capacity", "double_buffer", "timeout_s"):
         part.data.ClearField(name)

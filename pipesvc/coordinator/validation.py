@@ -69,6 +69,10 @@ def _faults_of_calls(job: job_pb2.JobSpec) -> Iterator[str]:
         if job.HasField(field):
             yield from _faults_of_call(field, call)
     yield from _faults_of_optimizers(job)
+    if job.HasField("scheduler"):
+        yield from _faults_of_call("scheduler", job.scheduler.make)
+        if job.scheduler.every not in (job_pb2.SCHEDULER_PERIOD_STEP, job_pb2.SCHEDULER_PERIOD_EPOCH):
+            yield f"when the scheduler is stepped is the unknown number {job.scheduler.every}"
 
 
 def _faults_of_optimizers(job: job_pb2.JobSpec) -> Iterator[str]:
@@ -92,6 +96,9 @@ def _faults_of_call(field: str, call: types_pb2.Call) -> Iterator[str]:
         yield f'{field} is {call.target!r}, which is not "package.module:name"'
     if call.arguments_json and not _is_object(call.arguments_json):
         yield f"the arguments of {field} are not a JSON object"
+    for name, target in call.functions.items():
+        if _TARGET.fullmatch(target) is None:
+            yield f'the argument {name} of {field} is {target!r}, which is not "package.module:name"'
 
 
 def _is_object(text: str) -> bool:

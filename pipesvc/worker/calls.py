@@ -15,46 +15,17 @@ from typing import Any
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
+from pipesvc.worker.executor.optimizing import SchedulerChoice
 from pipesvc.worker.executor.parameter_groups import OptimizerChoice
 from pipesvc.worker.user_errors import user_error
 
 
 def bind(call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any]:
     """The function that `call` names, with its keyword arguments. `role` is its part in the job ("the model")."""
-    module, separator, name = call.target.partition(":")
-    parts = [*module.split("."), *name.split(".")]
-    if not separator or not all(part.isidentifier() for part in parts):
-        raise PipesvcError(
-            ErrorCode.INVALID_JOB,
-            f"{role} is named {call.target!r}, which is not of the form 'package.module:name'",
-            advice="Give a function or class at the top level of an importable module",
-            where=where,
-        )
-    try:
-        target: Any = import_module(module)
-    except SystemExit as cause:
-        raise _called_exit(module, role, cause, where) from cause
-    except Exception as cause:
-        raise user_error(
-            ErrorCode.IMPORT_FAILED,
-            f"worker {where.worker!r} cannot import {module!r} for {role}",
-            cause,
-            advice="Install what is missing on the worker, or name the missing file in include=",
-            where=where,
-        ) from cause
-    for part in name.split("."):
-        if not hasattr(target, part):
-            raise PipesvcError(
-                ErrorCode.IMPORT_FAILED,
-                f"{module!r} on worker {where.worker!r} has no {name!r}, which is named as {role}",
-                advice="Check that the worker has the same version of the module as the client",
-                where=where,
-            )
-        target = getattr(target, part)
-    if not callable(target):
-        message = f"{role} {call.target!r} is a {type(target).__name__}, which cannot be called"
-        raise PipesvcError(ErrorCode.INVALID_JOB, message, advice="Give a function or a class", where=where)
-    return partial(target, **_object(call.arguments_json, f"the arguments of {role}", where))
+    arguments = _object(call.arguments_json, f"the arguments of {role}", where)
+    for name, target in call.functions.items():
+        arguments[name] = _imported(target, f"the argument {name} of {role}", where)
+    return partial(_imported(call.target, role, where), **arguments)
 
 
 def bind_optional(is_given: bool, call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any] | None:
@@ -91,6 +62,16 @@ def bind_optimizer(job: job_pb2.JobSpec, where: Where) -> OptimizerChoice:
     )
 
 
+def bind_scheduler(job: job_pb2.JobSpec, where: Where) -> SchedulerChoice | None:
+    """None: rates stay as they are."""
+    if not job.HasField("scheduler"):
+        return None
+    return SchedulerChoice(
+        make=bind(job.scheduler.make, "the scheduler", where),
+        is_by_epoch=job.scheduler.every == job_pb2.SCHEDULER_PERIOD_EPOCH,
+    )
+
+
 def place_of(assignment: local_pb2.Assignment) -> Where:
     return Where(run_id=assignment.run_id, worker=assignment.worker, host=assignment.host)
 
@@ -117,4 +98,42 @@ def _object(text: str, what: str, where: Where) -> dict[str, Any]:
     if not isinstance(found, dict):
         message = f"{what} are a {type(found).__name__}, not an object of keyword arguments"
         raise PipesvcError(ErrorCode.INVALID_JOB, message, where=where)
+    return found
+
+
+def _imported(text: str, role: str, where: Where) -> Callable[..., Any]:
+    module, separator, name = text.partition(":")
+    parts = [*module.split("."), *name.split(".")]
+    if not separator or not all(part.isidentifier() for part in parts):
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            f"{role} is named {text!r}, which is not of the form 'package.module:name'",
+            advice="Give a function or class at the top level of an importable module",
+            where=where,
+        )
+    try:
+        target: Any = import_module(module)
+    except SystemExit as cause:
+        raise _called_exit(module, role, cause, where) from cause
+    except Exception as cause:
+        raise user_error(
+            ErrorCode.IMPORT_FAILED,
+            f"worker {where.worker!r} cannot import {module!r} for {role}",
+            cause,
+            advice="Install what is missing on the worker, or name the missing file in include=",
+            where=where,
+        ) from cause
+    for part in name.split("."):
+        if not hasattr(target, part):
+            raise PipesvcError(
+                ErrorCode.IMPORT_FAILED,
+                f"{module!r} on worker {where.worker!r} has no {name!r}, which is named as {role}",
+                advice="Check that the worker has the same version of the module as the client",
+                where=where,
+            )
+        target = getattr(target, part)
+    if not callable(target):
+        message = f"{role} {text!r} is a {type(target).__name__}, which cannot be called"
+        raise PipesvcError(ErrorCode.INVALID_JOB, message, advice="Give a function or a class", where=where)
+    found: Callable[..., Any] = target
     return found

@@ -25,6 +25,7 @@ from pipesvc.wire import tree
 from pipesvc.wire.links import FEEDER
 from pipesvc.worker import calls
 from pipesvc.worker.executor.inbox import Parcel
+from pipesvc.worker.executor.optimizing import Updates
 from pipesvc.worker.executor.parts import uncut_program
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
@@ -134,7 +135,7 @@ def _forward(layers: Sequence[sequence.NamedLayer], batch: CutBatch, loss: Calla
         loss=loss,
         check_finite=False,
     )
-    stage = Stage(spec, uncut_program(spec, layers), lambda _: ())
+    stage = Stage(spec, uncut_program(spec, layers), lambda _: Updates())
     labels = None if batch.labels is None else parcel_of(batch.labels[0])
     stage.forward(1, 0, {FEEDER: parcel_of(batch.inputs[0])}, labels)
 

@@ -23,7 +23,7 @@ from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls, data_trial
 from pipesvc.worker.forward_inspection import follow
 from pipesvc.worker.inspection import Inspection
-from pipesvc.worker.optimizer_trial import try_optimizer
+from pipesvc.worker.optimizer_trial import try_updates
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -41,11 +41,11 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     build = calls.bind(job.model, "the model", where)
     calls.bind_loss(job, where)
     calls.bind_weight(job, where)
-    optimizer = calls.bind_optimizer(job, where)
+    optimizer, scheduler = calls.bind_optimizer(job, where), calls.bind_scheduler(job, where)
     if not job.data.is_streamed:
         calls.bind(job.data.source, "the data source", where)
     parts = _parts(build, job, where)
-    try_optimizer(optimizer, sequence.named_parameters(parts), where)
+    try_updates(optimizer, scheduler, sequence.named_parameters(parts), where)
     layers = skeleton.layer_infos(parts)
     del parts
     found = Inspection(layers=layers, model_bytes=sum(each.parameter_bytes + each.buffer_bytes for each in layers))

@@ -6,31 +6,38 @@ meant; and what it refuses, each stage would refuse minutes later.
 
 from __future__ import annotations
 
+import inspect
 import logging
+from typing import Any
 
 import torch
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.worker.executor.optimizing import make_optimizer
+from pipesvc.worker.executor.optimizing import SchedulerChoice, make_optimizer, make_scheduler
 from pipesvc.worker.executor.parameter_groups import Allotment, Named, OptimizerChoice, allot
 
 _log = logging.getLogger("pipesvc.inspector")
 
 
-def try_optimizer(choice: OptimizerChoice, parameters: Named, where: Where) -> None:
-    """Refuses patterns that match nothing, and options that it does not take. `parameters` are the whole model's."""
+def try_updates(choice: OptimizerChoice, scheduler: SchedulerChoice | None, parameters: Named, where: Where) -> None:
+    """Refuses patterns that match nothing, options that an optimizer does not take, and what asks for more than a
+    stage can give. `parameters` are the whole model's."""
     allotment = allot(choice, parameters, where)
     if not allotment.names:
         return  # the loss will say that nothing is trained
     try:
-        made = _made(allotment, where)
+        optimizer = _made(allotment, where)
+        _refuse_unknown(allotment, optimizer, where)
+        _refuse_needy("the optimizer", optimizer, "Choose one whose step() needs nothing", where)
+        if scheduler is not None:
+            made = make_scheduler(scheduler, optimizer, where)
+            advice = "Choose one that goes by steps or epochs, such as OneCycleLR or StepLR"
+            _refuse_needy("the scheduler", made, advice, where)
     except PipesvcError as error:
         if isinstance(error.__cause__, TypeError | ValueError | None):
             raise
-        # What else it says may be of the stand-ins' making.
+        # What else they say may be of the stand-ins' making.
         _log.info("the optimizer was not tried: %s", error)
-        return
-    _refuse_unknown(allotment, made, where)
 
 
 def _made(allotment: Allotment, where: Where) -> torch.optim.Optimizer:
@@ -49,3 +56,19 @@ def _refuse_unknown(allotment: Allotment, made: torch.optim.Optimizer, where: Wh
                 advice=f"It has {', '.join(sorted(made.defaults))}",
                 where=where,
             )
+
+
+def _refuse_needy(what: str, made: Any, advice: str, where: Where) -> None:
+    """Its step() is called without arguments: no stage has a metric of the run, or could repeat a step alone."""
+    needed = [
+        each.name
+        for each in inspect.signature(made.step).parameters.values()
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    if needed:
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            f"{what} {type(made).__name__} needs {', '.join(needed)} for each step, which a stage does not have",
+            advice=advice,
+            where=where,
+        )

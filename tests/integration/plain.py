@@ -50,6 +50,8 @@ class PlainLoop:
     epochs: int = 1
     seed: int = 7
     clip_norm: float | None = None
+    make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+    is_by_epoch: bool = False
     call: Call = nn.Module.__call__
 
     def run(self) -> PlainRun:
@@ -64,11 +66,16 @@ class PlainLoop:
         torch.manual_seed(self.seed)
         model = self.build()
         optimizers = self.make_optimizers(model)
+        schedulers = [self.make_scheduler(each) for each in optimizers] if self.make_scheduler is not None else []
         losses = []
         for _ in range(self.epochs):
             for batch in batches(self.source(), self.batch_size):
                 losses.append(self._accumulate(model, batch))
                 self._update(model, optimizers)
+                for scheduler in () if self.is_by_epoch else schedulers:
+                    scheduler.step()
+            for scheduler in schedulers if self.is_by_epoch else ():
+                scheduler.step()
         return PlainRun(losses, dict(model.state_dict()))
 
     def _accumulate(self, model: nn.Module, batch: Sequence[Sample]) -> float:

@@ -87,6 +87,42 @@ def test_parameter_groups_of_a_module_by_a_function(cluster: pipesvc.Client) -> 
     assert_equal(run, truth)
 
 
+def halved(epoch: int) -> float:
+    return 0.5**epoch
+
+
+def test_schedulers_by_step_and_by_epoch(cluster: pipesvc.Client) -> None:
+    """A list with the rates of two groups and one cycle; then three epochs and a function among the arguments."""
+    optimizer = pipesvc.Optimizer(torch.optim.SGD, lr=0.1, momentum=0.9, groups={"*.bias": {}})
+    scheduler = pipesvc.Scheduler(torch.optim.lr_scheduler.OneCycleLR, max_lr=[0.5, 0.1], total_steps=20)
+    run = cluster.submit(make_job(optimizer=optimizer, scheduler=scheduler, epochs=2))
+
+    def biases_first(model: nn.Module) -> list[torch.optim.Optimizer]:
+        named = dict(model.named_parameters())
+        groups = [[each for name, each in named.items() if name.endswith(end)] for end in ("bias", "weight")]
+        return [torch.optim.SGD([{"params": group} for group in groups], lr=0.1, momentum=0.9)]
+
+    def one_cycle(optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.5, 0.1], total_steps=20)
+
+    assert_equal(run, make_loop(make_optimizers=biases_first, make_scheduler=one_cycle, epochs=2).run())
+
+    by_epoch = pipesvc.Scheduler(torch.optim.lr_scheduler.LambdaLR, every="epoch", lr_lambda=halved)
+    run = cluster.submit(make_job(scheduler=by_epoch, epochs=3))
+
+    def halving(optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, halved)
+
+    assert_equal(run, make_loop(make_scheduler=halving, is_by_epoch=True, epochs=3).run())
+
+
+def test_a05_a_scheduler_that_needs_a_metric_is_refused_at_submit(cluster: pipesvc.Client) -> None:
+    scheduler = pipesvc.Scheduler(torch.optim.lr_scheduler.ReduceLROnPlateau, every="epoch")
+    error = refusal(cluster, make_job(scheduler=scheduler))
+    assert error.code is ErrorCode.INVALID_JOB
+    assert "the scheduler ReduceLROnPlateau needs metrics" in str(error)
+
+
 def test_a05_a_pattern_that_matches_nothing_is_refused_at_submit(cluster: pipesvc.Client) -> None:
     optimizer = pipesvc.Optimizer(torch.optim.SGD, lr=0.1, groups={"*.bais": {"weight_decay": 0.0}})
     error = refusal(cluster, make_job(optimizer=optimizer))

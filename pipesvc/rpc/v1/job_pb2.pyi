@@ -14,10 +14,19 @@ class Yields(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     YIELDS_SAMPLE: _ClassVar[Yields]
     YIELDS_SAMPLE_LIST: _ClassVar[Yields]
     YIELDS_BATCH: _ClassVar[Yields]
+
+class SchedulerPeriod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCHEDULER_PERIOD_UNSPECIFIED: _ClassVar[SchedulerPeriod]
+    SCHEDULER_PERIOD_STEP: _ClassVar[SchedulerPeriod]
+    SCHEDULER_PERIOD_EPOCH: _ClassVar[SchedulerPeriod]
 YIELDS_UNSPECIFIED: Yields
 YIELDS_SAMPLE: Yields
 YIELDS_SAMPLE_LIST: Yields
 YIELDS_BATCH: Yields
+SCHEDULER_PERIOD_UNSPECIFIED: SchedulerPeriod
+SCHEDULER_PERIOD_STEP: SchedulerPeriod
+SCHEDULER_PERIOD_EPOCH: SchedulerPeriod
 
 class DataSpec(_message.Message):
     __slots__ = ("source", "is_streamed", "yields", "batch_size", "capacity", "double_buffer", "drop_last", "has_labels", "timeout_s")
@@ -90,8 +99,16 @@ class OptimizerSpec(_message.Message):
     group_rule: _types_pb2.Call
     def __init__(self, make: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[ParameterGroup, _Mapping]]] = ..., group_rule: _Optional[_Union[_types_pb2.Call, _Mapping]] = ...) -> None: ...
 
+class SchedulerSpec(_message.Message):
+    __slots__ = ("make", "every")
+    MAKE_FIELD_NUMBER: _ClassVar[int]
+    EVERY_FIELD_NUMBER: _ClassVar[int]
+    make: _types_pb2.Call
+    every: SchedulerPeriod
+    def __init__(self, make: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., every: _Optional[_Union[SchedulerPeriod, str]] = ...) -> None: ...
+
 class JobSpec(_message.Message):
-    __slots__ = ("name", "model", "loss", "optimizer", "weight", "data", "strategy", "epochs", "max_steps", "seed", "clip_norm", "check_finite", "worker_wait_s", "build_timeout_s", "step_timeout_s", "python_version", "torch_version", "bundle_sha256", "optimizers")
+    __slots__ = ("name", "model", "loss", "optimizer", "weight", "data", "strategy", "epochs", "max_steps", "seed", "clip_norm", "check_finite", "worker_wait_s", "build_timeout_s", "step_timeout_s", "python_version", "torch_version", "bundle_sha256", "optimizers", "scheduler")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +128,7 @@ class JobSpec(_message.Message):
     TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_SHA256_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZERS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: _types_pb2.Call
     loss: _types_pb2.Call
@@ -130,4 +148,5 @@ class JobSpec(_message.Message):
     torch_version: str
     bundle_sha256: str
     optimizers: _containers.RepeatedCompositeFieldContainer[OptimizerSpec]
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., loss: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., optimizer: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., weight: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., strategy: _Optional[_Union[StrategySpec, _Mapping]] = ..., epochs: _Optional[int] = ..., max_steps: _Optional[int] = ..., seed: _Optional[int] = ..., clip_norm: _Optional[float] = ..., check_finite: _Optional[bool] = ..., worker_wait_s: _Optional[float] = ..., build_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., python_version: _Optional[str] = ..., torch_version: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., optimizers: _Optional[_Iterable[_Union[OptimizerSpec, _Mapping]]] = ...) -> None: ...
+    scheduler: SchedulerSpec
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., loss: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., optimizer: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., weight: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., strategy: _Optional[_Union[StrategySpec, _Mapping]] = ..., epochs: _Optional[int] = ..., max_steps: _Optional[int] = ..., seed: _Optional[int] = ..., clip_norm: _Optional[float] = ..., check_finite: _Optional[bool] = ..., worker_wait_s: _Optional[float] = ..., build_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., python_version: _Optional[str] = ..., torch_version: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., optimizers: _Optional[_Iterable[_Union[OptimizerSpec, _Mapping]]] = ..., scheduler: _Optional[_Union[SchedulerSpec, _Mapping]] = ...) -> None: ...

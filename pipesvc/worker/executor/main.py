@@ -15,7 +15,7 @@ from pipesvc.model.fingerprint import numeric_fingerprint
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls
 from pipesvc.worker.executor import state
-from pipesvc.worker.executor.optimizing import make_optimizers
+from pipesvc.worker.executor.optimizing import make_updates
 from pipesvc.worker.executor.parameter_groups import allot
 from pipesvc.worker.executor.parts import make_parts
 from pipesvc.worker.executor.runtime import Runtime, Settings
@@ -57,7 +57,7 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
     """Every stage of this worker, each real in its own part of the model only."""
     build = calls.bind(job.model, "the model", where)
     loss = calls.bind_loss(job, where)
-    optimizer = calls.bind_optimizer(job, where)
+    optimizer, scheduler = calls.bind_optimizer(job, where), calls.bind_scheduler(job, where)
     specs = [
         StageSpec(
             index=stage.index,
@@ -74,7 +74,8 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
     allotments = [allot(optimizer, parts.parameters, where)]
     stages: dict[int, Stage] = {}
     for spec, program in zip(specs, parts.programs, strict=True):
-        stage = Stage(spec, program, partial(make_optimizers, allotments, where=_at_stage(where, spec.index)))
+        at_stage = _at_stage(where, spec.index)
+        stage = Stage(spec, program, partial(make_updates, allotments, scheduler, where=at_stage))
         state.check(stage)
         stages[spec.index] = stage
         _log.info("stage %d: %s on %s", spec.index, ", ".join(plan.stages[spec.index].layer_names), spec.device)

@@ -152,6 +152,8 @@ class Runtime:
             raise PipesvcError(
                 ErrorCode.INTERNAL, f"step {issue.step} was issued after step {self._num_applied} was applied"
             )
+        for stage in self._stages.values():
+            stage.begin(issue.step, issue.epoch)
         settings, num_micro_batches = self._settings, len(issue.shares)
         pending = schedules.worker_actions(
             settings.schedule,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pipesvc.errors import Where
 from pipesvc.worker.executor import losses, norms
 from pipesvc.worker.executor.inbox import Parcel
-from pipesvc.worker.executor.optimizing import MakeOptimizers
+from pipesvc.worker.executor.optimizing import MakeUpdates
 from pipesvc.worker.executor.program import Gradients, Parcels, StageProgram, failed
 from pipesvc.worker.executor.spec import StageSpec
 
@@ -38,14 +38,14 @@ class Stage:
         self,
         spec: StageSpec,
         program: StageProgram,
-        make_optimizers: MakeOptimizers,
+        make_updates: MakeUpdates,
     ) -> None:
         self.spec = spec
         self._program = program
         trainable = {name: each for name, each in program.named_parameters().items() if each.requires_grad}
         self.trainable = list(trainable.values())
         self._places = [program.place_of(name) for name in trainable]
-        self.optimizers = list(make_optimizers(trainable))
+        self.updates = make_updates(trainable)
         self._live: dict[int, _Live] = {}
         # Micro-batches between I and W, which count as alive.
         self._half_done: set[int] = set()
@@ -62,6 +62,10 @@ class Stage:
     def tied_parameter(self, name: str) -> nn.Parameter:
         """One that several stages use, by that name."""
         return self._program.tied_parameter(name)
+
+    def begin(self, step: int, epoch: int) -> None:
+        """Before the first action of a step."""
+        self.updates.begin_epoch(epoch, Where(step=step, stage=self.spec.index))
 
     def forward(self, step: int, micro_batch: int, inputs: Parcels, labels: Parcel | None) -> Mapping[int, Any]:
         """Consumer -> what it gets. On the last stage the loss is kept here and nothing is given."""
@@ -105,14 +109,7 @@ class Stage:
         """Apply the step once; the gradients are gone afterwards."""
         if scale is not None:
             norms.scale_gradients(self.trainable, scale)
-        for optimizer in self.optimizers:
-            try:
-                optimizer.step()
-            except (Exception, KeyboardInterrupt) as cause:
-                doing = f"update with {type(optimizer).__name__}"
-                where = Where(step=step, stage=self.spec.index)
-                raise failed(doing, cause, where) from cause
-            optimizer.zero_grad(set_to_none=True)
+        self.updates.apply(Where(step=step, stage=self.spec.index))
 
     def take_loss(self, shares: Sequence[float]) -> float | None:
         """The step's loss, the shares of its micro-batches added in ascending order; None but on the last stage."""

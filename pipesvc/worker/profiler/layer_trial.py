@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from pipesvc.worker.data_trial import parcel_of
 from pipesvc.worker.executor.inbox import Parcel
-from pipesvc.worker.executor.optimizing import MakeOptimizers
+from pipesvc.worker.executor.optimizing import MakeUpdates, Updates
 from pipesvc.worker.executor.parameter_groups import Named
 from pipesvc.worker.executor.program import Parcels
 from pipesvc.worker.executor.sequence_program import SequenceProgram
@@ -54,7 +54,7 @@ class LayerTrial:
 def try_layer(
     spec: StageSpec,
     layer: tuple[str, nn.Module],
-    make_optimizers: MakeOptimizers,
+    make_updates: MakeUpdates,
     inputs: Parcel,
     labels: Parcel | None,
     *,
@@ -67,11 +67,10 @@ def try_layer(
     `carried` is that of the layer before: a tensor between two layers that both keep it counts for the first one. What
     a stage receives from another host, and its output, are held too; their bytes are known and not counted here.
     """
-    made: list[torch.optim.Optimizer] = []
 
-    def make(own: Named) -> list[torch.optim.Optimizer]:
-        made.extend(make_optimizers(own))
-        for group in (group for optimizer in made for group in optimizer.param_groups):
+    def make(own: Named) -> Updates:
+        made = make_updates(own)
+        for group in (group for optimizer in made.optimizers for group in optimizer.param_groups):
             if isinstance(group.get("lr"), float | int | Tensor):
                 group["lr"] = group["lr"] * 0.0
         return made
@@ -92,7 +91,7 @@ def try_layer(
         backward_s=backward_s,
         update_s=update_s,
         gradient_bytes=gradient_bytes,
-        optimizer_bytes=kept_bytes.optimizer_bytes(made),
+        optimizer_bytes=kept_bytes.optimizer_bytes(stage.updates.optimizers),
         activation_bytes=sum(size for storage, size in saved.items() if storage not in carried),
         input_gradient_bytes=kept_bytes.num_bytes(received),
         output=output,

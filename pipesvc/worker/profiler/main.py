@@ -23,7 +23,7 @@ from pipesvc.worker import calls
 from pipesvc.worker.data_trial import first_batch, parcel_of
 from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.main import device_of
-from pipesvc.worker.executor.optimizing import make_optimizers
+from pipesvc.worker.executor.optimizing import make_updates
 from pipesvc.worker.executor.parameter_groups import allot
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.feeder.batches import CutBatch
@@ -127,7 +127,7 @@ class _Measuring:
             return try_layer(
                 spec,
                 layer,
-                partial(make_optimizers, self._allotments, where=self._where),
+                partial(make_updates, self._allotments, None, where=self._where),
                 value,
                 labels,
                 carried=carried,

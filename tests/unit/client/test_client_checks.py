@@ -82,6 +82,7 @@ FIELDS: list[tuple[Make, str, Sequence[object]]] = [
     (job, "seed", ("3", -1, True, 2**63, HUGE)),
     (job, "clip_norm", NO_NUMBER),
     *((job, name, (*NO_NUMBER, 1e300)) for name in ("worker_wait_s", "build_timeout_s", "step_timeout_s")),
+    (job, "scheduler", ("StepLR", 3, Optimizer(torch.optim.SGD), torch.optim.lr_scheduler.StepLR)),
     (job, "name", NO_NAME),
     (job, "include", (3, None, {"a"}, "a", b"a", *([each] for each in NO_NAME if each != "x" * 5000), ["x" * 5000])),
     (job, "strategy", (None, "1F1B", {}, Strategy)),

@@ -10,7 +10,7 @@ import pytest
 
 from pipesvc.client import checks, connection
 from pipesvc.client.calls import Call
-from pipesvc.client.job import MAX_CAPACITY, DataSource, Job, Optimizer, ScheduleFile, Strategy, StreamSource
+from pipesvc.client.job import MAX_CAPACITY, DataSource, Job, Optimizer, ScheduleFile, Scheduler, Strategy, StreamSource
 from pipesvc.client.strategy import MAX_MICRO_BATCHES
 from pipesvc.coordinator import validation
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -80,6 +80,9 @@ def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
         (lambda: Optimizer(Sgd, groups={"": {}}), "a pattern of groups is ''"),
         (lambda: Optimizer(Sgd, groups={"*.bias": 0.0}), "groups has '*.bias', whose value is 0.0"),  # type: ignore[dict-item]
         (lambda: Optimizer(Sgd, groups={"a": {"lr": math.nan}}), "groups['a']['lr'] is nan"),
+        (lambda: Scheduler(Sgd, every="batch"), 'every is \'batch\'; it must be "step" or "epoch"'),
+        (lambda: Scheduler(Sgd, rate=lambda epoch: 1), "the argument rate is a lambda, which has no name to import"),
+        (lambda: Scheduler(Sgd, rates=[build_model]), "the argument rates[0] is a function; arguments travel as JSON"),
         (lambda: job(data=reader), "DataSource(reader, batch_size=8)"),
         (lambda: DataSource(reader), "batch_size is missing"),
         (lambda: DataSource(reader, yields="sample_list"), "batch_size is missing"),
@@ -164,6 +167,11 @@ def test_jobs_and_calls_are_frozen_values() -> None:
     assert grouped == Optimizer(Sgd, groups={"*.bias": {"lr": 0.1}}, lr=0.2)
     assert grouped != Optimizer(Sgd, lr=0.2)
     assert repr(grouped) == "Optimizer(Sgd, lr=0.2, groups={'*.bias': {'lr': 0.1}})"
+    assert Call(build_model, width=build_model) != Call(build_model, width=reader)
+    assert repr(Call(build_model, width=reader)) == "Call(build_model, width=reader)"
+    assert Scheduler(Sgd, every="epoch") != Scheduler(Sgd)
+    assert Scheduler(Sgd) == Scheduler(Sgd)
+    assert repr(Scheduler(Sgd, gamma=2)) == "Scheduler(Sgd, gamma=2, every='step')"
     with pytest.raises(AttributeError, match="frozen"):
         call.function = reader
     with pytest.raises(AttributeError):

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from pipesvc.client.calls import Call
-from pipesvc.client.job import DataSource, Job, Optimizer, ScheduleFile, Strategy, StreamSource
+from pipesvc.client.job import DataSource, Job, Optimizer, ScheduleFile, Scheduler, Strategy, StreamSource
 from pipesvc.client.spec import make_submission
 from pipesvc.rpc.v1 import job_pb2
 
@@ -26,6 +26,9 @@ def reader():
 
 def weigh(labels):
     return labels
+
+def halved(epoch):
+    return 0.5**epoch
 
 def rule(name, parameter, decay=0.1):
     return {"weight_decay": decay}
@@ -62,6 +65,7 @@ def _full_job(user: object) -> Job:
         check_finite=True,
         weight=user.weigh,  # type: ignore[attr-defined]
         name="full",
+        scheduler=Scheduler(torch.optim.lr_scheduler.LambdaLR, every="epoch", lr_lambda=user.halved),  # type: ignore[attr-defined]
         worker_wait_s=1,
         build_timeout_s=2,
         step_timeout_s=3,
@@ -88,6 +92,9 @@ def test_every_field_of_the_message_is_filled(user: object) -> None:
     assert not named.strategy.boundaries
     assert dict(spec.strategy.placement) == {"stage:0": "w"}
     assert zipfile.ZipFile(io.BytesIO(submission.bundle.data)).namelist() == ["spec_user_module.py"]
+    assert spec.scheduler.make.target == "torch.optim.lr_scheduler:LambdaLR"
+    assert dict(spec.scheduler.make.functions) == {"lr_lambda": "spec_user_module:halved"}
+    assert spec.scheduler.every == job_pb2.SCHEDULER_PERIOD_EPOCH
     assert spec.bundle_sha256 == submission.bundle.sha256
 
 
@@ -107,6 +114,7 @@ def test_every_field_of_the_job_changes_the_message(user: object) -> None:
         "clip_norm": None,
         "check_finite": False,
         "weight": None,
+        "scheduler": None,
         "name": None,
         "include": ("spec_user_module.py", "*.txt"),
         "worker_wait_s": 11,

@@ -67,6 +67,8 @@ def with_optimizer(**fields: Any) -> Callable[[job_pb2.JobSpec], None]:
             with_optimizer(groups=[{"pattern": "b", "options_json": "{}"}], group_rule={"target": "a:b"}),
             "by patterns and by a function: one of the two",
         ),
+        (lambda job: job.scheduler.make.CopyFrom(job.model), "stepped is the unknown number 0"),
+        (lambda job: job.model.functions.update(act="no name"), "the argument act of model is 'no name'"),
         (lambda job: setattr(job.model, "target", "os.system('rm')"), 'not "package.module:name"'),
         (lambda job: setattr(job.loss, "arguments_json", "[1]"), "arguments of loss are not a JSON object"),
         (lambda job: setattr(job.loss, "arguments_json", "{"), "arguments of loss are not a JSON object"),

@@ -102,6 +102,8 @@ def train_plain(setup: ModuleSetup, batches: Sequence[Batch]) -> PlainRun:
     streams = Streams(model, random_modules, torch.device("cpu"))
     parameters = [each for each in model.parameters() if each.requires_grad]
     optimizer = setup.make_optimizer(parameters if setup.plain_groups is None else setup.plain_groups(model))
+    scheduler = setup.scheduler.make(optimizer) if setup.scheduler is not None else None
+    by_epoch = setup.scheduler is not None and setup.scheduler.is_by_epoch
     losses = []
     for step, (inputs, labels, weights) in enumerate(batches, 1):
         optimizer.zero_grad(set_to_none=True)
@@ -117,6 +119,8 @@ def train_plain(setup: ModuleSetup, batches: Sequence[Batch]) -> PlainRun:
         if setup.clip_norm:
             torch.nn.utils.clip_grad_norm_(parameters, setup.clip_norm)
         optimizer.step()
+        if scheduler is not None and (not by_epoch or setup.epoch(step + 1) > setup.epoch(step)):
+            scheduler.step()
         losses.append(total)
     return losses, dict(model.state_dict())
 

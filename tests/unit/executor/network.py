@@ -18,7 +18,7 @@ from pipesvc.model.sequence import named_parameters
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.wire import layouts, tree
 from pipesvc.wire.links import FEEDER, Link
-from pipesvc.worker.executor.optimizing import make_optimizers
+from pipesvc.worker.executor.optimizing import SchedulerChoice, make_updates
 from pipesvc.worker.executor.parameter_groups import OptimizerChoice, allot
 from pipesvc.worker.executor.parts import Parts
 from pipesvc.worker.executor.routes import input_link, label_link
@@ -29,6 +29,7 @@ from pipesvc.worker.executor.stage import Stage
 from tests.unit.executor.memory_network import MemoryPort, Network, is_tensor
 
 SEED = 7
+EPOCH_STEPS = 4
 MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]  # of parameters, or of groups of them
 # One mini-batch: the micro-batches' inputs, their labels (None: the job has none), their weights.
 Batch = tuple[list[Any], list[Any] | None, list[float]]
@@ -45,6 +46,7 @@ class JobSetup(ABC):
     make_optimizer: MakeOptimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rule: Callable[..., Any] | None = None
+    scheduler: SchedulerChoice | None = None
     # The parameters of the plain loop, as its user would group them.
     plain_groups: Callable[[nn.Module], list[Any]] | None = None
     schedule: str = "1F1B"
@@ -89,6 +91,9 @@ class JobSetup(ABC):
 
     def first_layer(self, stage: int) -> int:
         return 0
+
+    def epoch(self, step: int) -> int:
+        return (step - 1) // EPOCH_STEPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +144,7 @@ class Cluster:
             parts = setup.make_parts(specs)
             allotments = [allot(setup.optimizer, parts.parameters, Where())]
             held = {
-                spec.index: Stage(spec, program, partial(make_optimizers, allotments, where=Where()))
+                spec.index: Stage(spec, program, partial(make_updates, allotments, setup.scheduler, where=Where()))
                 for spec, program in zip(specs, parts.programs, strict=True)
             }
             self.stages |= held
@@ -164,7 +169,8 @@ class Cluster:
             if labels is not None:
                 feeder.send_parcel(label_link(self.setup.num_stages), step, index, labels[index])
         for port in self.ports.values():
-            port.tell(issue_step=local_pb2.IssueStep(step=step, shares=split.shares(weights)))
+            issued = local_pb2.IssueStep(step=step, epoch=self.setup.epoch(step), shares=split.shares(weights))
+            port.tell(issue_step=issued)
 
     def turn_until_idle(self) -> None:
         while any([runtime.turn(0.0) for runtime in self.runtimes.values()]):
@@ -203,6 +209,8 @@ def train_plain(setup: Setup, batches: Sequence[Batch]) -> PlainRun:
     model = nn.Sequential(*layers)
     parameters = [each for each in model.parameters() if each.requires_grad]
     optimizer = setup.make_optimizer(parameters if setup.plain_groups is None else setup.plain_groups(model))
+    scheduler = setup.scheduler.make(optimizer) if setup.scheduler is not None else None
+    by_epoch = setup.scheduler is not None and setup.scheduler.is_by_epoch
     losses = []
     for step, (inputs, labels, weights) in enumerate(batches, 1):
         optimizer.zero_grad(set_to_none=True)
@@ -219,6 +227,8 @@ def train_plain(setup: Setup, batches: Sequence[Batch]) -> PlainRun:
         if setup.clip_norm:
             torch.nn.utils.clip_grad_norm_(parameters, setup.clip_norm)
         optimizer.step()
+        if scheduler is not None and (not by_epoch or setup.epoch(step + 1) > setup.epoch(step)):
+            scheduler.step()
         losses.append(total)
     return losses, dict(model.state_dict())
 

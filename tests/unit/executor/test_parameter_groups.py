@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.worker.executor.parameter_groups import Group, OptimizerChoice, allot
-from pipesvc.worker.optimizer_trial import try_optimizer
+from pipesvc.worker.optimizer_trial import try_updates
 from tests.unit.executor import modules
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_both as train_both_modules
@@ -56,7 +56,7 @@ def test_groups_by_pattern_are_those_of_the_whole_model(num_stages: int, variant
     cluster = train_both(setup, batches)
     assert cluster.losses != train(Setup(make_layers=make_layers, loss=cross_entropy), batches).losses
     for stage in cluster.stages.values():
-        for optimizer in stage.optimizers:
+        for optimizer in stage.updates.optimizers:
             assert [group["lr"] for group in optimizer.param_groups][:2] == [0.5, 0.3]
             assert len(optimizer.param_groups) == 3
 
@@ -97,7 +97,7 @@ def test_groups_by_a_rule_with_frozen_parameters(num_stages: int, clip_norm: flo
     cluster = train_both(setup, batches)
     assert cluster.losses != train_plain(Setup(make_layers=frozen_head, loss=cross_entropy), batches)[0]
     if num_stages == 4:
-        assert cluster.stages[3].optimizers == []
+        assert cluster.stages[3].updates.optimizers == []
         assert cluster.stages[3].trainable == []
 
 
@@ -123,7 +123,7 @@ def test_groups_of_a_module_that_is_replayed(parts: int) -> None:
         clip_norm=0.1,
     )
     cluster = train_both_modules(setup, batches)
-    orders = [len(stage.optimizers[0].param_groups) for stage in cluster.stages.values()]
+    orders = [len(stage.updates.optimizers[0].param_groups) for stage in cluster.stages.values()]
     assert orders == [2] * parts
 
 
@@ -157,7 +157,7 @@ def test_rule_groups_come_in_the_order_of_first_asking() -> None:
 
 def refused(given: OptimizerChoice, parameters: Mapping[str, nn.Parameter]) -> PipesvcError:
     with pytest.raises(PipesvcError) as caught:
-        try_optimizer(given, parameters, Where(worker="w"))
+        try_updates(given, None, parameters, Where(worker="w"))
     return caught.value
 
 
@@ -192,4 +192,4 @@ def test_what_may_be_of_the_stand_ins_making_is_left_to_the_run() -> None:
     def picky(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         raise RuntimeError("too small")
 
-    try_optimizer(choice(make=picky), named(a=(1,)), Where())
+    try_updates(choice(make=picky), None, named(a=(1,)), Where())
