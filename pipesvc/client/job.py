@@ -8,7 +8,7 @@ can know (layers, devices, shapes) is checked at submit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -89,7 +89,9 @@ class Job:
 
     model: Callable[..., Any] | Call
     """A function that returns the model: an nn.Module, or its layers as an nn.Sequential or a list of modules."""
-    optimizer: Optimizer
+    optimizer: Optimizer | Mapping[str, Optimizer]
+    """One for all parameters, or several by patterns (fnmatch) on their names: {"embed.*": ..., "*": ...}. Of these the
+    first that matches takes a parameter, and each must be taken."""
     data: DataSource | StreamSource
     loss: Callable[..., Any] | Call | None = None
     """loss(output, label), or loss(output) without labels; None: the model's last layer returns the loss."""
@@ -101,6 +103,8 @@ class Job:
     seed: int = 0
     clip_norm: float | None = None
     """Scale gradients so that their global norm over all stages is at most this."""
+    clip_value: float | None = None
+    """Bound every single value of the gradients by this, as torch.nn.utils.clip_grad_value_ does."""
     check_finite: bool = False
     """End the run with NON_FINITE_LOSS instead of training on."""
     scheduler: Scheduler | None = None
@@ -149,6 +153,9 @@ class Job:
         if isinstance(self.optimizer, Optimizer):
             return
         fix = "Write optimizer=pipesvc.Optimizer(torch.optim.SGD, lr=0.1)"
+        if isinstance(self.optimizer, Mapping):
+            _check_optimizers(self.optimizer)
+            return
         if isinstance(self.optimizer, Call):
             raise refuse("optimizer is a Call", fix)
         given = f"an instance of {type(self.optimizer).__name__}"
@@ -182,8 +189,11 @@ class Job:
         checks.whole_or_none("epochs", self.epochs, 1)
         checks.whole_or_none("max_steps", self.max_steps, 1, checks.MAX_NUMBER)
         checks.whole("seed", self.seed, 0, checks.MAX_NUMBER)
-        if self.clip_norm is not None:
-            checks.positive("clip_norm", self.clip_norm)
+        for name in ("clip_norm", "clip_value"):
+            if getattr(self, name) is not None:
+                checks.positive(name, getattr(self, name))
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise refuse("clip_norm and clip_value are both given", "Gradients are clipped in one way: leave one out")
         checks.flag("check_finite", self.check_finite)
         for name in ("worker_wait_s", "build_timeout_s", "step_timeout_s"):
             checks.duration(name, getattr(self, name))
@@ -195,3 +205,12 @@ class Job:
         checks.sequence("include", self.include, "a list of files or globs", fix)
         for pattern in self.include:
             checks.text("a pattern of include", pattern, most=checks.MAX_LONG_TEXT)
+
+
+def _check_optimizers(optimizers: Mapping[str, Optimizer]) -> None:
+    fix = 'Write optimizer={"embed.*": pipesvc.Optimizer(torch.optim.SparseAdam), "*": pipesvc.Optimizer(...)}'
+    if not optimizers:
+        raise refuse("optimizer is {}, which updates nothing", fix)
+    for pattern, each in optimizers.items():
+        checks.text("a pattern of optimizer", pattern, fix)
+        checks.is_a(f"optimizer has {pattern!r}, whose value", each, Optimizer, "a pipesvc.Optimizer", fix)

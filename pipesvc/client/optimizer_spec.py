@@ -9,24 +9,44 @@ from pipesvc.client.calls import Call, Optimizer
 from pipesvc.client.job import Job
 from pipesvc.rpc.v1 import job_pb2, types_pb2
 
-_MAKE = "optimizer"
-_RULE = "the groups of the optimizer"
-
 
 def optimizer_calls(job: Job) -> dict[str, Call]:
     """Its functions, under names that `write_optimizers` knows."""
-    groups = job.optimizer.groups
-    return {_MAKE: job.optimizer} | ({_RULE: groups} if isinstance(groups, Call) else {})
+    calls: dict[str, Call] = {}
+    for pattern, optimizer in _by_pattern(job).items():
+        calls[_make(pattern)] = optimizer
+        if isinstance(optimizer.groups, Call):
+            calls[_rule(pattern)] = optimizer.groups
+    return calls
 
 
 def write_optimizers(spec: job_pb2.JobSpec, job: Job, messages: Mapping[str, types_pb2.Call]) -> None:
     """`messages` are those of `optimizer_calls`."""
-    if not job.optimizer.groups:
-        spec.optimizer.CopyFrom(messages[_MAKE])
+    if isinstance(job.optimizer, Optimizer) and not job.optimizer.groups:
+        spec.optimizer.CopyFrom(messages[_make("")])
         return
-    spec.optimizers.append(
-        job_pb2.OptimizerSpec(make=messages[_MAKE], groups=_groups(job.optimizer), group_rule=messages.get(_RULE))
+    spec.optimizers.extend(
+        job_pb2.OptimizerSpec(
+            make=messages[_make(pattern)],
+            groups=_groups(optimizer),
+            group_rule=messages.get(_rule(pattern)),
+            pattern=pattern,
+        )
+        for pattern, optimizer in _by_pattern(job).items()
     )
+
+
+def _by_pattern(job: Job) -> Mapping[str, Optimizer]:
+    """ "" for all parameters, as the wire says it."""
+    return {"": job.optimizer} if isinstance(job.optimizer, Optimizer) else job.optimizer
+
+
+def _make(pattern: str) -> str:
+    return f"optimizer {pattern}"
+
+
+def _rule(pattern: str) -> str:
+    return f"groups of optimizer {pattern}"
 
 
 def _groups(optimizer: Optimizer) -> list[job_pb2.ParameterGroup]:

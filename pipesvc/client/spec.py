@@ -57,6 +57,7 @@ def make_submission(job: Job) -> Submission:
         max_steps=job.max_steps or 0,
         seed=job.seed,
         clip_norm=job.clip_norm or 0.0,
+        clip_value=job.clip_value or 0.0,
         check_finite=job.check_finite,
         worker_wait_s=job.worker_wait_s,
         build_timeout_s=job.build_timeout_s,

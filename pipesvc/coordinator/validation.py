@@ -161,8 +161,11 @@ def _faults_of_schedule_text(strategy: job_pb2.StrategySpec) -> Iterator[str]:
 def _faults_of_run(job: job_pb2.JobSpec) -> Iterator[str]:
     if not job.epochs and not job.max_steps:
         yield "epochs and max_steps are both 0: the run would have no end"
-    if not (math.isfinite(job.clip_norm) and job.clip_norm >= 0):
-        yield f"clip_norm is {job.clip_norm}: it is 0 (no clipping) or a positive number"
+    for name in ("clip_norm", "clip_value"):
+        if not (math.isfinite(getattr(job, name)) and getattr(job, name) >= 0):
+            yield f"{name} is {getattr(job, name)}: it is 0 (no clipping) or a positive number"
+    if job.clip_norm and job.clip_value:
+        yield "clip_norm and clip_value are both given: one of the two"
     waits = ("worker_wait_s", "build_timeout_s", "step_timeout_s")
     yield from _faults_of_waits({name: getattr(job, name) for name in waits})
     if job.bundle_sha256 and _SHA256.fullmatch(job.bundle_sha256) is None:

@@ -49,10 +49,14 @@ def bind_weight(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None
     return bind_optional(job.HasField("weight"), job.weight, "the weight function", where)
 
 
-def bind_optimizer(job: job_pb2.JobSpec, where: Where) -> OptimizerChoice:
-    """What the job says of its optimizer."""
-    said = job.optimizers[0] if job.optimizers else job_pb2.OptimizerSpec(make=job.optimizer)
+def bind_optimizers(job: job_pb2.JobSpec, where: Where) -> list[OptimizerChoice]:
+    """What the job says of its optimizer, or of each."""
+    return [_choice(each, where) for each in job.optimizers or [job_pb2.OptimizerSpec(make=job.optimizer)]]
+
+
+def _choice(said: job_pb2.OptimizerSpec, where: Where) -> OptimizerChoice:
     return OptimizerChoice(
+        pattern=said.pattern or "*",
         make=bind(said.make, "the optimizer", where),
         groups={
             group.pattern: _object(group.options_json, f"the options of the group {group.pattern!r}", where)

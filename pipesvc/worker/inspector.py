@@ -18,12 +18,13 @@ import torch
 
 from pipesvc.core.plan import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.model import sequence, skeleton
+from pipesvc.model import skeleton
+from pipesvc.model.sequence import NamedLayer
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls, data_trial
 from pipesvc.worker.forward_inspection import follow
 from pipesvc.worker.inspection import Inspection
-from pipesvc.worker.optimizer_trial import try_updates
+from pipesvc.worker.optimizer_trial import Whole, try_updates
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -41,11 +42,11 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     build = calls.bind(job.model, "the model", where)
     calls.bind_loss(job, where)
     calls.bind_weight(job, where)
-    optimizer, scheduler = calls.bind_optimizer(job, where), calls.bind_scheduler(job, where)
+    optimizers, scheduler = calls.bind_optimizers(job, where), calls.bind_scheduler(job, where)
     if not job.data.is_streamed:
         calls.bind(job.data.source, "the data source", where)
     parts = _parts(build, job, where)
-    try_updates(optimizer, scheduler, sequence.named_parameters(parts), where)
+    try_updates(optimizers, scheduler, Whole.of(parts), where)
     layers = skeleton.layer_infos(parts)
     del parts
     found = Inspection(layers=layers, model_bytes=sum(each.parameter_bytes + each.buffer_bytes for each in layers))
@@ -70,7 +71,7 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     report(data_trial.find_misfit(found, job, where, progress, give_up))
 
 
-def _parts(build: Callable[[], Any], job: job_pb2.JobSpec, where: Where) -> list[sequence.NamedLayer]:
+def _parts(build: Callable[[], Any], job: job_pb2.JobSpec, where: Where) -> list[NamedLayer]:
     try:
         return skeleton.inspect_parts(build, is_whole=is_one_stage(job))
     except PipesvcError as error:

@@ -50,6 +50,7 @@ class PlainLoop:
     epochs: int = 1
     seed: int = 7
     clip_norm: float | None = None
+    clip_value: float | None = None
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     is_by_epoch: bool = False
     call: Call = nn.Module.__call__
@@ -92,6 +93,8 @@ class PlainLoop:
     def _update(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), self.clip_norm)
+        if self.clip_value is not None:
+            nn.utils.clip_grad_value_(model.parameters(), self.clip_value)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -116,6 +116,30 @@ def test_schedulers_by_step_and_by_epoch(cluster: pipesvc.Client) -> None:
     assert_equal(run, make_loop(make_scheduler=halving, is_by_epoch=True, epochs=3).run())
 
 
+def test_a_sparse_table_with_an_optimizer_of_its_own(cluster: pipesvc.Client) -> None:
+    optimizers = {
+        "0.*": pipesvc.Optimizer(torch.optim.SparseAdam, lr=0.05),
+        "*": pipesvc.Optimizer(torch.optim.AdamW, lr=0.05),
+    }
+    data = pipesvc.DataSource(jobs.numbers, batch_size=8)
+    run = cluster.submit(make_job(model=jobs.sparse_table, optimizer=optimizers, data=data))
+
+    def table_apart(model: nn.Module) -> list[torch.optim.Optimizer]:
+        table, *rest = model.parameters()
+        return [torch.optim.SparseAdam([table], lr=0.05), torch.optim.AdamW(rest, lr=0.05)]
+
+    truth = make_loop(build=jobs.sparse_table, source=jobs.numbers, make_optimizers=table_apart).run()
+    assert_equal(run, truth)
+    error = refusal(cluster, make_job(model=jobs.sparse_table, optimizer=optimizers["*"], data=data))
+    assert "AdamW cannot update '0.weight', whose gradients are sparse" in str(error)
+
+
+def test_single_values_of_gradients_are_clipped(cluster: pipesvc.Client) -> None:
+    truth = make_loop(clip_value=0.01).run()
+    assert truth.losses != make_loop().run().losses, "the bound must bite"
+    assert_equal(cluster.submit(make_job(clip_value=0.01)), truth)
+
+
 def test_a05_a_scheduler_that_needs_a_metric_is_refused_at_submit(cluster: pipesvc.Client) -> None:
     scheduler = pipesvc.Scheduler(torch.optim.lr_scheduler.ReduceLROnPlateau, every="epoch")
     error = refusal(cluster, make_job(scheduler=scheduler))

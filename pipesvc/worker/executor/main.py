@@ -57,7 +57,7 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
     """Every stage of this worker, each real in its own part of the model only."""
     build = calls.bind(job.model, "the model", where)
     loss = calls.bind_loss(job, where)
-    optimizer, scheduler = calls.bind_optimizer(job, where), calls.bind_scheduler(job, where)
+    optimizers, scheduler = calls.bind_optimizers(job, where), calls.bind_scheduler(job, where)
     specs = [
         StageSpec(
             index=stage.index,
@@ -67,11 +67,12 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
             seed=job.seed,
             loss=loss,
             check_finite=job.check_finite,
+            clip_value=job.clip_value,
         )
         for stage in plan.stages_of(worker)
     ]
     parts = make_parts(build, plan, specs, where)
-    allotments = [allot(optimizer, parts.parameters, where)]
+    allotments = allot(optimizers, parts.parameters, where)
     stages: dict[int, Stage] = {}
     for spec, program in zip(specs, parts.programs, strict=True):
         at_stage = _at_stage(where, spec.index)

@@ -28,6 +28,7 @@ Options = Mapping[str, Any]
 class OptimizerChoice:
     """What a job says of an optimizer; of `groups` and `rule` one at most."""
 
+    pattern: str = "*"  # of the names that it takes
     make: Callable[..., Any]
     groups: Mapping[str, Options]  # by pattern
     rule: Callable[..., Any] | None
@@ -50,10 +51,44 @@ class Allotment:
     groups: tuple[Group, ...] | None
 
 
-def allot(choice: OptimizerChoice, parameters: Named, where: Where) -> Allotment:
-    """`parameters` are those of the whole model; of other stages they may be without values.
+def allot(choices: Sequence[OptimizerChoice], parameters: Named, where: Where) -> tuple[Allotment, ...]:
+    """What each of them gets: of those whose pattern matches, the first takes a parameter.
 
-    Groups by pattern come in the order of the patterns, then one for the rest; those of a rule in the order in which
+    `parameters` are those of the whole model; of other stages they may be without values. Raises INVALID_JOB where one
+    that is trained is taken by none, and where a pattern is left with nothing.
+    """
+    taken: list[dict[str, nn.Parameter]] = [{} for _ in choices]
+    for name, parameter in parameters.items():
+        place = next((place for place, each in enumerate(choices) if fnmatchcase(name, each.pattern)), None)
+        if place is not None:
+            taken[place][name] = parameter
+        elif parameter.requires_grad:
+            raise PipesvcError(
+                ErrorCode.INVALID_JOB,
+                f"no optimizer takes the parameter {name!r}",
+                advice='Add an optimizer for the pattern "*", or freeze it (requires_grad=False)',
+                where=where,
+            )
+    for choice, own in zip(choices, taken, strict=True):
+        if not own and parameters:
+            raise _left_with_nothing(choice, parameters, where)
+    return tuple(_allot(choice, own, where) for choice, own in zip(choices, taken, strict=True))
+
+
+def _left_with_nothing(choice: OptimizerChoice, parameters: Named, where: Where) -> PipesvcError:
+    what = f"the pattern {choice.pattern!r} of optimizer"
+    if not any(fnmatchcase(name, choice.pattern) for name in parameters):
+        return unmatched(what, parameters, where)
+    return PipesvcError(
+        ErrorCode.INVALID_JOB,
+        f"{what} is left with no parameter: those before it take all that it matches",
+        advice="Put the narrower pattern first",
+        where=where,
+    )
+
+
+def _allot(choice: OptimizerChoice, parameters: Named, where: Where) -> Allotment:
+    """Groups by pattern come in the order of the patterns, then one for the rest; those of a rule in the order in which
     they are first asked for. One that would hold nothing is left out.
     """
     trained = {name: each for name, each in parameters.items() if each.requires_grad}

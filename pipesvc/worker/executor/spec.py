@@ -20,6 +20,7 @@ class StageSpec:
     seed: int
     loss: Callable[..., Any] | None
     check_finite: bool
+    clip_value: float = 0.0  # 0: single values of gradients are not bounded
 
     @property
     def is_last(self) -> bool:

@@ -109,6 +109,8 @@ class Stage:
         """Apply the step once; the gradients are gone afterwards."""
         if scale is not None:
             norms.scale_gradients(self.trainable, scale)
+        if self.spec.clip_value:
+            norms.clip_values(self.trainable, self.spec.clip_value)
         self.updates.apply(Where(step=step, stage=self.spec.index))
 
     def take_loss(self, shares: Sequence[float]) -> float | None:

@@ -75,12 +75,12 @@ class _Measuring:
         progress.busy("inspecting the model")
         self._build = calls.bind(job.model, "the model", where)
         self._loss = calls.bind_loss(job, where)
-        optimizer = calls.bind_optimizer(job, where)
+        optimizers = calls.bind_optimizers(job, where)
         parts = self._told(lambda: skeleton.inspect_parts(self._build, is_whole=is_one_stage(job)))
         self._layers = skeleton.layer_infos(parts)
         if not self._layers[0].name:
             raise _unmeasured(self._layers[0].type)
-        self._allotments = [allot(optimizer, sequence.named_parameters(parts), where)]
+        self._allotments = allot(optimizers, sequence.named_parameters(parts), where)
         progress.busy("reading the first batch")
         self._batch = _batch(job, where)
 

@@ -101,6 +101,7 @@ def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
         (lambda: job(seed=2**63), "from 0 to 9223372036854775807"),
         (lambda: job(clip_norm=0), "clip_norm is 0"),
         (lambda: job(clip_norm=math.nan), "clip_norm is nan"),
+        (lambda: job(clip_norm=1.0, clip_value=1.0), "clip_norm and clip_value are both given"),
         (lambda: job(worker_wait_s=0), "worker_wait_s is 0"),
         (lambda: job(include="data.txt"), "include=['data.txt']"),
         (lambda: Strategy(schedule="zigzag"), "naive, GPipe, 1F1B"),

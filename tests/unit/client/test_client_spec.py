@@ -75,7 +75,14 @@ def _full_job(user: object) -> Job:
 def test_every_field_of_the_message_is_filled(user: object) -> None:
     submission = make_submission(_full_job(user))
     spec = submission.spec
-    not_for_this_job = {"num_stages", "is_streamed", "double_buffer", "boundary_names", "schedule_text", "optimizers"}
+    not_for_this_job = {
+        "num_stages",
+        "is_streamed",
+        "double_buffer",
+        "boundary_names",
+        "schedule_text",
+        "optimizers",
+    } | {"clip_value"}
     for message in (spec, spec.data, spec.strategy):
         for field in message.DESCRIPTOR.fields:
             if field.name not in not_for_this_job:
@@ -112,6 +119,7 @@ def test_every_field_of_the_job_changes_the_message(user: object) -> None:
         "max_steps": None,
         "seed": 6,
         "clip_norm": None,
+        "clip_value": 0.5,
         "check_finite": False,
         "weight": None,
         "scheduler": None,
@@ -124,7 +132,9 @@ def test_every_field_of_the_job_changes_the_message(user: object) -> None:
     assert changes.keys() == {field.name for field in dataclasses.fields(Job)}
     (Path(str(user.__file__)).parent / "more.txt").write_text("x")  # type: ignore[attr-defined]
     for name, value in changes.items():
-        changed = make_submission(dataclasses.replace(full, **{name: value}))  # type: ignore[arg-type]
+        others = {"clip_norm": None} if name == "clip_value" else {}
+        changed = make_submission(dataclasses.replace(full, **others, **{name: value}))  # type: ignore[arg-type]
+        assert not others or changed.spec.clip_value == 0.5
         assert changed.spec != base.spec, name
 
 
@@ -188,3 +198,17 @@ def test_parameter_groups_travel_as_patterns_or_as_a_function(user: object) -> N
     ]
     assert specs["rule"].group_rule.target == "spec_user_module:rule"
     assert specs["rule with arguments"].group_rule.arguments_json == '{"decay": 0.2}'
+
+
+def test_several_optimizers_travel_with_their_patterns(user: object) -> None:
+    rule = user.rule  # type: ignore[attr-defined]
+    optimizers = {
+        "0.*": Optimizer(torch.optim.SparseAdam, lr=0.1),
+        "*": Optimizer(torch.optim.SGD, lr=0.2, groups=rule),
+    }
+    spec = make_submission(dataclasses.replace(_full_job(user), optimizer=optimizers)).spec
+    assert not spec.HasField("optimizer")
+    assert [(each.pattern, each.make.target, each.group_rule.target) for each in spec.optimizers] == [
+        ("0.*", "torch.optim:SparseAdam", ""),
+        ("*", "torch.optim:SGD", "spec_user_module:rule"),
+    ]

@@ -21,6 +21,7 @@ WORKERS = [make_registration("a"), make_registration("b")]
 KEPT: list[Callable[[job_pb2.JobSpec], None]] = [
     lambda job: setattr(job, "name", "other"),
     lambda job: setattr(job, "epochs", 7),
+    lambda job: setattr(job, "clip_value", 7.0),
     lambda job: setattr(job.scheduler, "every", job_pb2.SCHEDULER_PERIOD_STEP),
     lambda job: setattr(job, "build_timeout_s", 7.0),
     lambda job: setattr(job.strategy, "schedule", "GPipe"),

@@ -34,6 +34,10 @@ def with_schedule(name: str, text: str) -> Callable[[job_pb2.JobSpec], None]:
     return spoil
 
 
+def clipped_twice(job: job_pb2.JobSpec) -> None:
+    job.clip_norm = job.clip_value = 1.0
+
+
 def with_optimizer(**fields: Any) -> Callable[[job_pb2.JobSpec], None]:
     def spoil(job: job_pb2.JobSpec) -> None:
         job.optimizers.add(make=job.optimizer, **fields)
@@ -80,6 +84,7 @@ def with_optimizer(**fields: Any) -> Callable[[job_pb2.JobSpec], None]:
         (lambda job: setattr(job.data, "timeout_s", float("nan")), "the data source's timeout is nan"),
         (lambda job: setattr(job, "epochs", 0), "the run would have no end"),
         (lambda job: setattr(job, "clip_norm", -1.0), "clip_norm is -1"),
+        (clipped_twice, "clip_norm and clip_value are both given: one of the two"),
         (lambda job: setattr(job, "step_timeout_s", 0.0), "step_timeout_s is 0"),
         (lambda job: setattr(job, "name", "n" * 201), "201 characters"),
         (lambda job: setattr(job.model, "arguments_json", " " * (1 << 20)), "at most 1048576 are allowed"),

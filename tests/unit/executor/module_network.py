@@ -29,6 +29,7 @@ from pipesvc.worker.executor.parts import Parts, make_parts
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.feeder.routes import FeederRoutes, routes_of
 from tests.unit.executor.network import SEED, Batch, Cluster, JobSetup, PlainRun, assert_equal_states, copied, train
+from tests.unit.executor.plain_updates import PlainUpdates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +101,9 @@ def train_plain(setup: ModuleSetup, batches: Sequence[Batch]) -> PlainRun:
     model = setup.build()
     random_modules = setup.flow.random_modules if setup.is_recorded else ()
     streams = Streams(model, random_modules, torch.device("cpu"))
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    optimizer = setup.make_optimizer(parameters if setup.plain_groups is None else setup.plain_groups(model))
-    scheduler = setup.scheduler.make(optimizer) if setup.scheduler is not None else None
-    by_epoch = setup.scheduler is not None and setup.scheduler.is_by_epoch
+    updates = PlainUpdates(setup, model)
     losses = []
     for step, (inputs, labels, weights) in enumerate(batches, 1):
-        optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for index, share in enumerate(split.shares(weights)):
             args, kwargs = arguments_of(model.forward, copied(inputs[index]))
@@ -116,11 +113,7 @@ def train_plain(setup: ModuleSetup, batches: Sequence[Batch]) -> PlainRun:
                 value = setup.loss(value) if labels is None else setup.loss(value, labels[index])
             (value * share).backward()
             total += share * value.item()
-        if setup.clip_norm:
-            torch.nn.utils.clip_grad_norm_(parameters, setup.clip_norm)
-        optimizer.step()
-        if scheduler is not None and (not by_epoch or setup.epoch(step + 1) > setup.epoch(step)):
-            scheduler.step()
+        updates.apply(step)
         losses.append(total)
     return losses, dict(model.state_dict())
 

@@ -27,6 +27,7 @@ from pipesvc.worker.executor.sequence_program import SequenceProgram
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
 from tests.unit.executor.memory_network import MemoryPort, Network, is_tensor
+from tests.unit.executor.plain_updates import PlainUpdates
 
 SEED = 7
 EPOCH_STEPS = 4
@@ -46,13 +47,16 @@ class JobSetup(ABC):
     make_optimizer: MakeOptimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rule: Callable[..., Any] | None = None
+    # Those that come first, by patterns of names.
+    more_optimizers: Mapping[str, MakeOptimizer] = field(default_factory=dict)
     scheduler: SchedulerChoice | None = None
-    # The parameters of the plain loop, as its user would group them.
-    plain_groups: Callable[[nn.Module], list[Any]] | None = None
+    # Those of the plain loop, where its user groups parameters by hand.
+    plain_optimizers: Callable[[nn.Module], list[torch.optim.Optimizer]] | None = None
     schedule: str = "1F1B"
     in_flight: int = 0
     schedule_text: str = ""
     clip_norm: float = 0.0
+    clip_value: float = 0.0
     check_finite: bool = False
     window: int = 2
 
@@ -61,8 +65,13 @@ class JobSetup(ABC):
         return self.owners or [f"worker-{stage}" for stage in range(self.num_stages)]
 
     @property
-    def optimizer(self) -> OptimizerChoice:
-        return OptimizerChoice(make=self.make_optimizer, groups=self.groups, rule=self.rule)
+    def choices(self) -> Sequence[OptimizerChoice]:
+        one = OptimizerChoice(make=self.make_optimizer, groups=self.groups, rule=self.rule)
+        more = [
+            OptimizerChoice(pattern=pattern, make=make, groups={}, rule=None)
+            for pattern, make in self.more_optimizers.items()
+        ]
+        return [*more, one]
 
     @property
     @abstractmethod
@@ -87,6 +96,7 @@ class JobSetup(ABC):
             seed=SEED,
             loss=self.loss,
             check_finite=self.check_finite,
+            clip_value=self.clip_value,
         )
 
     def first_layer(self, stage: int) -> int:
@@ -142,7 +152,7 @@ class Cluster:
             self.ports[worker] = MemoryPort(self.network)
             specs = [setup.spec(index) for index, owner in enumerate(setup.workers) if owner == worker]
             parts = setup.make_parts(specs)
-            allotments = [allot(setup.optimizer, parts.parameters, Where())]
+            allotments = allot(setup.choices, parts.parameters, Where())
             held = {
                 spec.index: Stage(spec, program, partial(make_updates, allotments, setup.scheduler, where=Where()))
                 for spec, program in zip(specs, parts.programs, strict=True)
@@ -207,13 +217,9 @@ def train_plain(setup: Setup, batches: Sequence[Batch]) -> PlainRun:
     """What one process without pipesvc does: losses, and the state by name."""
     layers = built(setup.make_layers)
     model = nn.Sequential(*layers)
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    optimizer = setup.make_optimizer(parameters if setup.plain_groups is None else setup.plain_groups(model))
-    scheduler = setup.scheduler.make(optimizer) if setup.scheduler is not None else None
-    by_epoch = setup.scheduler is not None and setup.scheduler.is_by_epoch
+    updates = PlainUpdates(setup, model)
     losses = []
     for step, (inputs, labels, weights) in enumerate(batches, 1):
-        optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for index, share in enumerate(split.shares(weights)):
             value = copied(inputs[index])
@@ -224,11 +230,7 @@ def train_plain(setup: Setup, batches: Sequence[Batch]) -> PlainRun:
                 value = setup.loss(value) if labels is None else setup.loss(value, labels[index])
             (value * share).backward()
             total += share * value.item()
-        if setup.clip_norm:
-            torch.nn.utils.clip_grad_norm_(parameters, setup.clip_norm)
-        optimizer.step()
-        if scheduler is not None and (not by_epoch or setup.epoch(step + 1) > setup.epoch(step)):
-            scheduler.step()
+        updates.apply(step)
         losses.append(total)
     return losses, dict(model.state_dict())
 

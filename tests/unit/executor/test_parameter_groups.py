@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.worker.executor.parameter_groups import Group, OptimizerChoice, allot
-from pipesvc.worker.optimizer_trial import try_updates
+from pipesvc.worker.optimizer_trial import Whole, try_updates
 from tests.unit.executor import modules
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_both as train_both_modules
@@ -50,7 +50,7 @@ def test_groups_by_pattern_are_those_of_the_whole_model(num_stages: int, variant
         loss=cross_entropy,
         make_optimizer=VARIANTS[variant],
         groups=PATTERNS,
-        plain_groups=by_hand,
+        plain_optimizers=lambda model: [VARIANTS[variant](by_hand(model))],
     )
     batches = make_batches(2)
     cluster = train_both(setup, batches)
@@ -90,7 +90,7 @@ def test_groups_by_a_rule_with_frozen_parameters(num_stages: int, clip_norm: flo
         loss=cross_entropy,
         make_optimizer=VARIANTS["AdamW"],
         rule=no_decay_for_vectors,
-        plain_groups=by_rank,
+        plain_optimizers=lambda model: [VARIANTS["AdamW"](by_rank(model))],
         clip_norm=clip_norm,
     )
     batches = make_batches(4)
@@ -119,7 +119,7 @@ def test_groups_of_a_module_that_is_replayed(parts: int) -> None:
         loss=modules.token_loss,
         make_optimizer=VARIANTS["AdamW"],
         groups={"*bias": {"weight_decay": 0.0}},
-        plain_groups=biases_first,
+        plain_optimizers=lambda model: [VARIANTS["AdamW"](biases_first(model))],
         clip_norm=0.1,
     )
     cluster = train_both_modules(setup, batches)
@@ -137,27 +137,29 @@ def choice(**changes: Any) -> OptimizerChoice:
 
 
 def test_the_first_pattern_that_matches_counts_and_empty_groups_are_left_out() -> None:
-    found = allot(choice(groups={"b": {"lr": 1}, "[ab]": {"lr": 2}, "?": {"lr": 3}}), named(a=(1,), b=(1,)), Where())
+    [found] = allot(
+        [choice(groups={"b": {"lr": 1}, "[ab]": {"lr": 2}, "?": {"lr": 3}})], named(a=(1,), b=(1,)), Where()
+    )
     assert found.groups == (Group(options={"lr": 1}, names=("b",)), Group(options={"lr": 2}, names=("a",)))
 
 
 def test_a_pattern_may_match_frozen_parameters_alone() -> None:
     parameters = named(a=(1,), b=(1,))
     parameters["a"].requires_grad_(False)
-    found = allot(choice(groups={"a": {"lr": 1}}), parameters, Where())
+    [found] = allot([choice(groups={"a": {"lr": 1}})], parameters, Where())
     assert found.groups == (Group(options={}, names=("b",)),)
 
 
 def test_rule_groups_come_in_the_order_of_first_asking() -> None:
     options = {"a": {"lr": 1, "momentum": 0}, "b": {}, "c": {"momentum": 0, "lr": 1}}
-    found = allot(choice(rule=lambda name, _: options[name]), named(a=(1,), b=(1,), c=(1,)), Where())
+    [found] = allot([choice(rule=lambda name, _: options[name])], named(a=(1,), b=(1,), c=(1,)), Where())
     assert found.groups is not None
     assert [group.names for group in found.groups] == [("a", "c"), ("b",)]
 
 
 def refused(given: OptimizerChoice, parameters: Mapping[str, nn.Parameter]) -> PipesvcError:
     with pytest.raises(PipesvcError) as caught:
-        try_updates(given, None, parameters, Where(worker="w"))
+        try_updates([given], None, Whole(parameters=parameters, sparse=frozenset()), Where(worker="w"))
     return caught.value
 
 
@@ -192,4 +194,4 @@ def test_what_may_be_of_the_stand_ins_making_is_left_to_the_run() -> None:
     def picky(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         raise RuntimeError("too small")
 
-    try_updates(choice(make=picky), None, named(a=(1,)), Where())
+    try_updates([choice(make=picky)], None, Whole(parameters=named(a=(1,)), sparse=frozenset()), Where())

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.worker.executor.optimizing import SchedulerChoice
 from pipesvc.worker.executor.parameter_groups import OptimizerChoice
-from pipesvc.worker.optimizer_trial import try_updates
+from pipesvc.worker.optimizer_trial import Whole, try_updates
 from tests.unit.executor import modules
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_both as train_both_modules
@@ -47,7 +47,7 @@ def test_rates_of_groups_are_those_of_one_process(num_stages: int, name: str) ->
         "loss": cross_entropy,
         "make_optimizer": VARIANTS["AdamW"],
         "groups": PATTERNS,
-        "plain_groups": by_hand,
+        "plain_optimizers": lambda model: [VARIANTS["AdamW"](by_hand(model))],
         "clip_norm": 0.1,
     }
     scheduler = SchedulerChoice(make=make, is_by_epoch=is_by_epoch)
@@ -97,8 +97,9 @@ def refused(make: Callable[..., Any], optimizer: Callable[..., Any] | None = Non
     sgd = partial(torch.optim.SGD, lr=0.1)
     choice = OptimizerChoice(make=optimizer or sgd, groups={"a": {"lr": 1.0}}, rule=None)
     parameters = {name: nn.Parameter(torch.zeros(2)) for name in "abc"}
+    whole = Whole(parameters=parameters, sparse=frozenset())
     with pytest.raises(PipesvcError) as caught:
-        try_updates(choice, SchedulerChoice(make=make, is_by_epoch=False), parameters, Where())
+        try_updates([choice], SchedulerChoice(make=make, is_by_epoch=False), whole, Where())
     return str(caught.value)
 
 
