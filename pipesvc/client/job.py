@@ -16,7 +16,7 @@ from pipesvc.client import checks
 from pipesvc.client.calls import Call, Optimizer, Scheduler, as_call, check_function
 from pipesvc.client.checks import refuse
 from pipesvc.client.schedule_file import ScheduleFile
-from pipesvc.client.strategy import Strategy
+from pipesvc.client.strategy import MAX_MICRO_BATCHES, Strategy
 
 __all__ = ["Call", "DataSource", "Job", "Optimizer", "ScheduleFile", "Scheduler", "Strategy", "StreamSource"]
 
@@ -105,6 +105,9 @@ class Job:
     """Scale gradients so that their global norm over all stages is at most this."""
     clip_value: float | None = None
     """Bound every single value of the gradients by this, as torch.nn.utils.clip_grad_value_ does."""
+    accumulate: int = 1
+    """Mini-batches of one optimizer step; `max_steps` and schedulers count steps. The last step of an epoch has what is
+    left. Each mini-batch is cut into `micro_batches`, and the pipeline does not drain between them."""
     check_finite: bool = False
     """End the run with NON_FINITE_LOSS instead of training on."""
     scheduler: Scheduler | None = None
@@ -170,6 +173,16 @@ class Job:
             fix = "Write data=pipesvc.DataSource(reader, batch_size=8)"
             raise checks.refusal("data", data, "a pipesvc.DataSource or a pipesvc.StreamSource", fix)
         m = self.strategy.micro_batches
+        if m * self.accumulate > MAX_MICRO_BATCHES:
+            raise refuse(
+                f"micro_batches is {m} and accumulate is {self.accumulate}",
+                f"A step has at most {MAX_MICRO_BATCHES} micro-batches",
+            )
+        if self.accumulate > 1 and isinstance(self.strategy.schedule, ScheduleFile):
+            raise refuse(
+                f"accumulate is {self.accumulate}, and a schedule file orders the micro-batches of one mini-batch",
+                "Choose a schedule by its name, or make batch_size and micro_batches larger",
+            )
         if data.batch_size is not None and data.batch_size < m:
             raise refuse(
                 f"batch_size is {data.batch_size} and micro_batches is {m}: a micro-batch would have no row",
@@ -194,6 +207,7 @@ class Job:
                 checks.positive(name, getattr(self, name))
         if self.clip_norm is not None and self.clip_value is not None:
             raise refuse("clip_norm and clip_value are both given", "Gradients are clipped in one way: leave one out")
+        checks.whole("accumulate", self.accumulate, 1)
         checks.flag("check_finite", self.check_finite)
         for name in ("worker_wait_s", "build_timeout_s", "step_timeout_s"):
             checks.duration(name, getattr(self, name))

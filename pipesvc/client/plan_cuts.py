@@ -20,12 +20,12 @@ from pipesvc.core.step_lists import step_lists
 from pipesvc.errors import PipesvcError
 
 
-def settings_of(strategy: Strategy) -> StrategySettings:
-    """The same for the planner; only for a strategy whose boundaries are given."""
+def settings_of(strategy: Strategy, accumulate: int) -> StrategySettings:
+    """The same for the planner, whose steps have so many mini-batches; only where the boundaries are given."""
     boundaries = strategy.boundaries
     return StrategySettings(
         is_pipelined=strategy.pipeline,
-        micro_batches=strategy.micro_batches,
+        micro_batches=strategy.micro_batches * accumulate,
         schedule=FILE if isinstance(strategy.schedule, ScheduleFile) else strategy.schedule,
         schedule_text=strategy.schedule.text if isinstance(strategy.schedule, ScheduleFile) else "",
         num_stages=strategy.num_stages or 0,
@@ -37,7 +37,7 @@ def settings_of(strategy: Strategy) -> StrategySettings:
     )
 
 
-def cuts_of(asked: Strategy, costs: Costs) -> list[Strategy]:
+def cuts_of(asked: Strategy, accumulate: int, costs: Costs) -> list[Strategy]:
     """The strategy with its boundaries: as given, or the two best that the partitioner finds, with their places.
 
     Where the schedule is open, the cut is made for 1F1B as it is usual, or else for the fewest micro-batches in flight
@@ -50,7 +50,7 @@ def cuts_of(asked: Strategy, costs: Costs) -> list[Strategy]:
     search = partial(
         partition,
         costs,
-        num_micro_batches=asked.micro_batches,
+        num_micro_batches=asked.micro_batches * accumulate,
         method=asked.boundaries,
         constraints=PartitionConstraints(
             num_stages=asked.num_stages or 0, places=asked.placement, allow_cpu_for_gpu=asked.allow_cpu_for_gpu
@@ -62,13 +62,13 @@ def cuts_of(asked: Strategy, costs: Costs) -> list[Strategy]:
         except PipesvcError:
             found = search(in_flight=lambda stage, num_stages: 1)
     else:
-        found = search(in_flight=_in_flight(asked))
+        found = search(in_flight=_in_flight(asked, accumulate))
     return [_with_cut(asked, costs, each) for each in (found, found.runner_up) if each is not None]
 
 
-def _in_flight(strategy: Strategy) -> InFlight:
+def _in_flight(strategy: Strategy, accumulate: int) -> InFlight:
     """The micro-batches alive on a stage under a schedule that is given."""
-    settings = settings_of(replace(strategy, boundaries=()))
+    settings = settings_of(replace(strategy, boundaries=()), accumulate)
 
     def num_alive(stage: int, num_stages: int) -> int:
         lists = step_lists(

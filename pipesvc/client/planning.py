@@ -74,7 +74,7 @@ def plan_job(job: Job, costs: Costs, crew: Crew) -> Planned:
     names = {worker.name for worker in workers}
     usable = replace(costs, devices=tuple(device for device in costs.devices if device.worker in names))
     tried, refusals = [], []
-    for strategy in cuts_of(job.strategy, usable):
+    for strategy in cuts_of(job.strategy, job.accumulate, usable):
         try:
             tried.append(_planned(replace(job, strategy=strategy), usable, workers, crew.fingerprints))
         except PipesvcError as error:
@@ -116,7 +116,7 @@ def strategy_of(plan: Plan, asked: Strategy) -> Strategy:
     is_cut = asked.pipeline and not is_marked
     return Strategy(
         pipeline=asked.pipeline,
-        micro_batches=plan.micro_batches,
+        micro_batches=asked.micro_batches,
         schedule=plan.schedule if asked.has_open_schedule else asked.schedule,
         num_stages=1 if is_cut and plan.num_stages == 1 else None,
         boundaries=tuple(stage.layer_names[0] for stage in plan.stages[1:]) if is_cut else (),
@@ -132,23 +132,26 @@ def _planned(job: Job, costs: Costs, workers: Sequence[WorkerInfo], fingerprints
     reasons: tuple[str, ...] = ()
     runner_up = ""
     if asked.has_open_schedule:
-        stages = _stages(_plan(replace(asked, schedule="1F1B"), costs, workers), costs)
+        stages = _stages(_plan(replace(asked, schedule="1F1B"), job.accumulate, costs, workers), costs)
         choice = choose_schedule(
-            stages, num_micro_batches=asked.micro_batches, clips=job.clip_norm is not None, link=costs.link
+            stages,
+            num_micro_batches=asked.micro_batches * job.accumulate,
+            clips=job.clip_norm is not None,
+            link=costs.link,
         )
         asked = replace(asked, schedule=choice.best.schedule, in_flight=choice.best.in_flight or None)
         praise, runner_up = choice.reason
         reasons = (praise,)
-    plan = _plan(asked, costs, workers)
+    plan = _plan(asked, job.accumulate, costs, workers)
     planned = predict(plan, job, costs, fingerprints)
     check_memory(_stages(plan, costs), planned.evaluated.memory)
     return replace(planned, report=replace(planned.report, reasons=reasons, runner_up=runner_up))
 
 
-def _plan(strategy: Strategy, costs: Costs, workers: Sequence[WorkerInfo]) -> Plan:
+def _plan(strategy: Strategy, accumulate: int, costs: Costs, workers: Sequence[WorkerInfo]) -> Plan:
     """As the coordinator would make it, but for memory: of that these costs know more, and it is checked once."""
     boundless = [replace(worker, memory_bytes=0, memory_limit_bytes=0) for worker in workers]
-    plan = make_plan(settings_of(strategy), layer_infos(costs.layers), boundless)
+    plan = make_plan(settings_of(strategy, accumulate), layer_infos(costs.layers), boundless)
     if isinstance(plan, MissingWorkers):
         raise PipesvcError(ErrorCode.MISSING_WORKER, f"the plan has {plan.text}", advice="Start them, then plan again.")
     return plan

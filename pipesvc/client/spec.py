@@ -58,6 +58,7 @@ def make_submission(job: Job) -> Submission:
         seed=job.seed,
         clip_norm=job.clip_norm or 0.0,
         clip_value=job.clip_value or 0.0,
+        accumulate=job.accumulate,
         check_finite=job.check_finite,
         worker_wait_s=job.worker_wait_s,
         build_timeout_s=job.build_timeout_s,

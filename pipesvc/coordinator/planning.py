@@ -31,7 +31,7 @@ def plan_for(job: job_pb2.JobSpec, layers: Sequence[LayerInfo], fleet: Fleet, fl
     """
     workers = [worker_info(member.registration) for member in fleet.available]
     broken = [(finding.worker, finding.peer) for finding in fleet.reach.unreached]
-    return make_plan(_settings(job.strategy), layers, reachable_first(workers, broken), flow_json)
+    return make_plan(_settings(job), layers, reachable_first(workers, broken), flow_json)
 
 
 def uncut(
@@ -40,7 +40,7 @@ def uncut(
     """Why a model has no flow, where it would need one to have the stages that the job asks for."""
     if not no_flow.code:
         return None
-    settings = _settings(job.strategy)
+    settings = _settings(job)
     default = num_stages_by_default(settings.schedule, len(members), settings.schedule_text)
     if is_uncut(settings, layers, default):
         return None
@@ -136,10 +136,12 @@ def _minor(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
-def _settings(strategy: job_pb2.StrategySpec) -> StrategySettings:
+def _settings(job: job_pb2.JobSpec) -> StrategySettings:
+    """A step of the plan has the micro-batches of all its mini-batches."""
+    strategy = job.strategy
     return StrategySettings(
         is_pipelined=strategy.is_pipelined,
-        micro_batches=strategy.micro_batches,
+        micro_batches=strategy.micro_batches * max(1, job.accumulate),
         schedule=strategy.schedule,
         num_stages=strategy.num_stages,
         boundaries=tuple(strategy.boundary_names) or tuple(strategy.boundaries),

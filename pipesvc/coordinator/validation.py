@@ -134,6 +134,10 @@ def _faults_of_strategy(job: job_pb2.JobSpec) -> Iterator[str]:
             f"a batch of {batch_size} rows cannot be cut into {strategy.micro_batches} micro-batches: "
             f"use at most {batch_size} micro-batches or a larger batch"
         )
+    if strategy.micro_batches * job.accumulate > _MAX_MICRO_BATCHES:
+        yield f"a step has {strategy.micro_batches} x {job.accumulate} micro-batches: 1 to {_MAX_MICRO_BATCHES} can be"
+    if strategy.schedule == FILE and job.accumulate > 1:
+        yield "a schedule file orders the micro-batches of one mini-batch, and accumulate joins several"
     if strategy.schedule == FILE:
         yield from _faults_of_schedule_text(strategy)
     elif strategy.schedule_text:

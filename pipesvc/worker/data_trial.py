@@ -29,7 +29,7 @@ from pipesvc.worker.executor.optimizing import Updates
 from pipesvc.worker.executor.parts import uncut_program
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
-from pipesvc.worker.feeder.batches import CutBatch, cut_batch
+from pipesvc.worker.feeder.batches import CutStep, cut_step
 from pipesvc.worker.feeder.source import Reading, read
 from pipesvc.worker.inspection import Inspection
 from pipesvc.worker.progress import ProgressReporter
@@ -110,7 +110,7 @@ def _note(reached: list[int], index: int, _layer: nn.Module, _inputs: Any) -> No
     reached.append(index)
 
 
-def first_batch(job: job_pb2.JobSpec, where: Where) -> CutBatch:
+def first_batch(job: job_pb2.JobSpec, where: Where) -> CutStep:
     """What the job's source gives first, as a run would cut it."""
     reading = Reading(
         data=job.data,
@@ -120,11 +120,11 @@ def first_batch(job: job_pb2.JobSpec, where: Where) -> CutBatch:
         seed=job.seed,
         where=where,
     )
-    raw = next(read(calls.bind(job.data.source, "the data source", where), reading))
-    return cut_batch(raw, reading.num_micro_batches, calls.bind_weight(job, where), where)
+    raw = next(filter(None, read(calls.bind(job.data.source, "the data source", where), reading)))
+    return cut_step(raw, reading.num_micro_batches, calls.bind_weight(job, where), where)
 
 
-def _forward(layers: Sequence[sequence.NamedLayer], batch: CutBatch, loss: Callable[..., Any] | None) -> None:
+def _forward(layers: Sequence[sequence.NamedLayer], batch: CutStep, loss: Callable[..., Any] | None) -> None:
     """What a run of one stage does with its first micro-batch."""
     spec = StageSpec(
         index=0,

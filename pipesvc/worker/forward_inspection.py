@@ -25,7 +25,7 @@ from pipesvc.model.replay.record import record
 from pipesvc.rpc.v1 import job_pb2
 from pipesvc.worker import data_trial
 from pipesvc.worker.executor.describe import describe
-from pipesvc.worker.feeder.batches import CutBatch
+from pipesvc.worker.feeder.batches import CutStep
 from pipesvc.worker.inspection import Inspection
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -71,7 +71,7 @@ def _skeleton(build: Callable[[], Any], seed: int, where: Where) -> nn.Module:
         raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=where) from cause
 
 
-def _first_batch(found: Inspection, job: job_pb2.JobSpec, where: Where, give_up: Callable[[], object]) -> CutBatch:
+def _first_batch(found: Inspection, job: job_pb2.JobSpec, where: Where, give_up: Callable[[], object]) -> CutStep:
     """What the run's own feeder would read first, within the time that it would give the source."""
     if job.data.is_streamed:
         raise PipesvcError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,12 @@ class PlainRun:
 
 
 Sample = tuple[Any, Any]  # tensors, or dicts and tuples of them, and a label
+T = TypeVar("T")
 Call = Callable[[nn.Module, Any], Any]
 
 
-def batches(samples: Iterable[Sample], batch_size: int) -> Iterable[list[Sample]]:
-    held: list[Sample] = []
+def batches(samples: Iterable[T], batch_size: int) -> Iterable[list[T]]:
+    held: list[T] = []
     for sample in samples:
         held.append(sample)
         if len(held) == batch_size:
@@ -47,6 +48,7 @@ class PlainLoop:
     make_optimizers: Callable[[nn.Module], Sequence[torch.optim.Optimizer]]
     batch_size: int = 8
     micro_batches: int = 4
+    accumulate: int = 1
     epochs: int = 1
     seed: int = 7
     clip_norm: float | None = None
@@ -70,8 +72,8 @@ class PlainLoop:
         schedulers = [self.make_scheduler(each) for each in optimizers] if self.make_scheduler is not None else []
         losses = []
         for _ in range(self.epochs):
-            for batch in batches(self.source(), self.batch_size):
-                losses.append(self._accumulate(model, batch))
+            for step in batches(batches(self.source(), self.batch_size), self.accumulate):
+                losses.append(self._accumulate(model, step))
                 self._update(model, optimizers)
                 for scheduler in () if self.is_by_epoch else schedulers:
                     scheduler.step()
@@ -79,15 +81,17 @@ class PlainLoop:
                 scheduler.step()
         return PlainRun(losses, dict(model.state_dict()))
 
-    def _accumulate(self, model: nn.Module, batch: Sequence[Sample]) -> float:
-        inputs, labels = _stacked([row for row, _ in batch]), _stacked([label for _, label in batch])
-        total, start = 0.0, 0
-        for count in micro_batch_rows(len(batch), self.micro_batches):
-            share, end = count / len(batch), start + count
-            value = self.loss(self.call(model, _cut(inputs, start, end)), _cut(labels, start, end))
-            torch.autograd.backward(value * share)
-            total += share * value.item()
-            start = end
+    def _accumulate(self, model: nn.Module, step: Sequence[Sequence[Sample]]) -> float:
+        num_rows, total = sum(map(len, step)), 0.0
+        for batch in step:
+            inputs, labels = _stacked([row for row, _ in batch]), _stacked([label for _, label in batch])
+            start = 0
+            for count in micro_batch_rows(len(batch), self.micro_batches):
+                share, end = count / num_rows, start + count
+                value = self.loss(self.call(model, _cut(inputs, start, end)), _cut(labels, start, end))
+                torch.autograd.backward(value * share)
+                total += share * value.item()
+                start = end
         return total
 
     def _update(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -140,6 +140,17 @@ def test_single_values_of_gradients_are_clipped(cluster: pipesvc.Client) -> None
     assert_equal(cluster.submit(make_job(clip_value=0.01)), truth)
 
 
+def test_mini_batches_are_accumulated(cluster: pipesvc.Client) -> None:
+    """83 rows in batches of 8, three to a step: the last step of an epoch has two, of 8 rows and of 3."""
+    data = pipesvc.DataSource(pipesvc.Call(jobs.samples, num_rows=83), batch_size=8)
+    run = cluster.submit(make_job(data=data, accumulate=3, epochs=2, clip_norm=0.1))
+    truth = make_loop(source=lambda: jobs.samples(83), accumulate=3, epochs=2, clip_norm=0.1).run()
+    assert len(truth.losses) == 8
+    assert_equal(run, truth)
+    assert run.plan().micro_batches == 12
+    assert [step.num_rows for step in run.steps()] == [24, 24, 24, 11] * 2
+
+
 def test_a05_a_scheduler_that_needs_a_metric_is_refused_at_submit(cluster: pipesvc.Client) -> None:
     scheduler = pipesvc.Scheduler(torch.optim.lr_scheduler.ReduceLROnPlateau, every="epoch")
     error = refusal(cluster, make_job(scheduler=scheduler))

@@ -110,7 +110,7 @@ class SchedulerSpec(_message.Message):
     def __init__(self, make: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., every: _Optional[_Union[SchedulerPeriod, str]] = ...) -> None: ...
 
 class JobSpec(_message.Message):
-    __slots__ = ("name", "model", "loss", "optimizer", "weight", "data", "strategy", "epochs", "max_steps", "seed", "clip_norm", "check_finite", "worker_wait_s", "build_timeout_s", "step_timeout_s", "python_version", "torch_version", "bundle_sha256", "optimizers", "scheduler", "clip_value")
+    __slots__ = ("name", "model", "loss", "optimizer", "weight", "data", "strategy", "epochs", "max_steps", "seed", "clip_norm", "check_finite", "worker_wait_s", "build_timeout_s", "step_timeout_s", "python_version", "torch_version", "bundle_sha256", "optimizers", "scheduler", "clip_value", "accumulate")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,7 @@ class JobSpec(_message.Message):
     OPTIMIZERS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     CLIP_VALUE_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: _types_pb2.Call
     loss: _types_pb2.Call
@@ -153,4 +154,5 @@ class JobSpec(_message.Message):
     optimizers: _containers.RepeatedCompositeFieldContainer[OptimizerSpec]
     scheduler: SchedulerSpec
     clip_value: float
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., loss: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., optimizer: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., weight: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., strategy: _Optional[_Union[StrategySpec, _Mapping]] = ..., epochs: _Optional[int] = ..., max_steps: _Optional[int] = ..., seed: _Optional[int] = ..., clip_norm: _Optional[float] = ..., check_finite: _Optional[bool] = ..., worker_wait_s: _Optional[float] = ..., build_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., python_version: _Optional[str] = ..., torch_version: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., optimizers: _Optional[_Iterable[_Union[OptimizerSpec, _Mapping]]] = ..., scheduler: _Optional[_Union[SchedulerSpec, _Mapping]] = ..., clip_value: _Optional[float] = ...) -> None: ...
+    accumulate: int
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., loss: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., optimizer: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., weight: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., strategy: _Optional[_Union[StrategySpec, _Mapping]] = ..., epochs: _Optional[int] = ..., max_steps: _Optional[int] = ..., seed: _Optional[int] = ..., clip_norm: _Optional[float] = ..., check_finite: _Optional[bool] = ..., worker_wait_s: _Optional[float] = ..., build_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., python_version: _Optional[str] = ..., torch_version: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., optimizers: _Optional[_Iterable[_Union[OptimizerSpec, _Mapping]]] = ..., scheduler: _Optional[_Union[SchedulerSpec, _Mapping]] = ..., clip_value: _Optional[float] = ..., accumulate: _Optional[int] = ...) -> None: ...

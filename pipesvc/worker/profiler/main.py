@@ -26,7 +26,7 @@ from pipesvc.worker.executor.main import device_of
 from pipesvc.worker.executor.optimizing import make_updates
 from pipesvc.worker.executor.parameter_groups import allot
 from pipesvc.worker.executor.spec import StageSpec
-from pipesvc.worker.feeder.batches import CutBatch
+from pipesvc.worker.feeder.batches import CutStep
 from pipesvc.worker.inspector import is_one_stage, layer_message
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.profiler import kept_bytes
@@ -131,7 +131,7 @@ class _Measuring:
                 value,
                 labels,
                 carried=carried,
-                num_micro_batches=self._job.strategy.micro_batches,
+                num_micro_batches=self._job.strategy.micro_batches * max(1, self._job.accumulate),
                 budget_s=min(LAYER_BUDGET_S, DEVICE_BUDGET_S / len(self._layers)),
             )
         except PipesvcError as error:
@@ -176,7 +176,7 @@ def groups(layers: Sequence[LayerInfo], *, whole: bool) -> list[_Group]:
     return [*found, _Group(first=first, end=len(layers))]
 
 
-def _batch(job: job_pb2.JobSpec, where: Where) -> CutBatch:
+def _batch(job: job_pb2.JobSpec, where: Where) -> CutStep:
     try:
         return first_batch(job, where)
     except PipesvcError as error:

@@ -78,7 +78,7 @@ FIELDS: list[tuple[Make, str, Sequence[object]]] = [
     (Strategy, "placement", NO_PLACEMENT),
     (Strategy, "schedule", NO_SCHEDULE),
     (job, "check_finite", NO_FLAG),
-    *((job, name, NO_COUNT) for name in ("epochs", "max_steps")),
+    *((job, name, NO_COUNT) for name in ("epochs", "max_steps", "accumulate")),
     (job, "seed", ("3", -1, True, 2**63, HUGE)),
     *((job, name, NO_NUMBER) for name in ("clip_norm", "clip_value")),
     *((job, name, (*NO_NUMBER, 1e300)) for name in ("worker_wait_s", "build_timeout_s", "step_timeout_s")),

@@ -101,6 +101,10 @@ def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
         (lambda: job(seed=2**63), "from 0 to 9223372036854775807"),
         (lambda: job(clip_norm=0), "clip_norm is 0"),
         (lambda: job(clip_norm=math.nan), "clip_norm is nan"),
+        (
+            lambda: job(accumulate=2**15, strategy=Strategy(micro_batches=4)),
+            "A step has at most 65536 micro-batches",
+        ),
         (lambda: job(clip_norm=1.0, clip_value=1.0), "clip_norm and clip_value are both given"),
         (lambda: job(worker_wait_s=0), "worker_wait_s is 0"),
         (lambda: job(include="data.txt"), "include=['data.txt']"),
@@ -147,6 +151,13 @@ def test_a_file_for_two_stages_is_refused_with_the_pipeline_off(tmp_path: Path) 
     assert Strategy(schedule=ScheduleFile(path), num_stages=2)
     text = _refusal(lambda: Strategy(schedule=ScheduleFile(path), pipeline=False))
     assert "is for 2 stages, and the strategy makes 1" in text
+
+
+def test_a_schedule_file_is_for_one_mini_batch(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("0F0,0B0\n")
+    text = _refusal(lambda: job(accumulate=2, strategy=Strategy(schedule=ScheduleFile(path))))
+    assert "a schedule file orders the micro-batches of one mini-batch" in text
 
 
 def test_one_stage_may_be_said_twice() -> None:

@@ -65,6 +65,7 @@ def _full_job(user: object) -> Job:
         check_finite=True,
         weight=user.weigh,  # type: ignore[attr-defined]
         name="full",
+        accumulate=2,
         scheduler=Scheduler(torch.optim.lr_scheduler.LambdaLR, every="epoch", lr_lambda=user.halved),  # type: ignore[attr-defined]
         worker_wait_s=1,
         build_timeout_s=2,
@@ -122,6 +123,7 @@ def test_every_field_of_the_job_changes_the_message(user: object) -> None:
         "clip_value": 0.5,
         "check_finite": False,
         "weight": None,
+        "accumulate": 3,
         "scheduler": None,
         "name": None,
         "include": ("spec_user_module.py", "*.txt"),

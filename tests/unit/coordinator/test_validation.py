@@ -38,6 +38,11 @@ def clipped_twice(job: job_pb2.JobSpec) -> None:
     job.clip_norm = job.clip_value = 1.0
 
 
+def accumulating(job: job_pb2.JobSpec) -> None:
+    with_schedule("file", "0F0,0F1,0B0,0B1")(job)
+    job.accumulate = 2
+
+
 def with_optimizer(**fields: Any) -> Callable[[job_pb2.JobSpec], None]:
     def spoil(job: job_pb2.JobSpec) -> None:
         job.optimizers.add(make=job.optimizer, **fields)
@@ -84,6 +89,8 @@ def with_optimizer(**fields: Any) -> Callable[[job_pb2.JobSpec], None]:
         (lambda job: setattr(job.data, "timeout_s", float("nan")), "the data source's timeout is nan"),
         (lambda job: setattr(job, "epochs", 0), "the run would have no end"),
         (lambda job: setattr(job, "clip_norm", -1.0), "clip_norm is -1"),
+        (lambda job: setattr(job, "accumulate", 1 << 20), "a step has 2 x 1048576 micro-batches"),
+        (accumulating, "a schedule file orders the micro-batches of one mini-batch, and accumulate joins several"),
         (clipped_twice, "clip_norm and clip_value are both given: one of the two"),
         (lambda job: setattr(job, "step_timeout_s", 0.0), "step_timeout_s is 0"),
         (lambda job: setattr(job, "name", "n" * 201), "201 characters"),
