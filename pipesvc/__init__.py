@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pipesvc.client.connection import connect as connect
     from pipesvc.client.job import Call as Call
     from pipesvc.client.job import DataSource as DataSource
+    from pipesvc.client.job import GradScaler as GradScaler
     from pipesvc.client.job import Job as Job
     from pipesvc.client.job import Optimizer as Optimizer
     from pipesvc.client.job import ScheduleFile as ScheduleFile
@@ -36,6 +37,7 @@ _HOMES = {
     "Call": "pipesvc.client.job",
     "Client": "pipesvc.client.connection",
     "DataSource": "pipesvc.client.job",
+    "GradScaler": "pipesvc.client.job",
     "Job": "pipesvc.client.job",
     "LocalCluster": "pipesvc.client.local",
     "Optimizer": "pipesvc.client.job",

@@ -15,10 +15,21 @@ from typing import Any, Final
 from pipesvc.client import checks
 from pipesvc.client.calls import Call, Optimizer, Scheduler, as_call, check_function
 from pipesvc.client.checks import refuse
+from pipesvc.client.precision import AUTOCAST_DTYPES, GradScaler
 from pipesvc.client.schedule_file import ScheduleFile
 from pipesvc.client.strategy import MAX_MICRO_BATCHES, Strategy
 
-__all__ = ["Call", "DataSource", "Job", "Optimizer", "ScheduleFile", "Scheduler", "Strategy", "StreamSource"]
+__all__ = [
+    "Call",
+    "DataSource",
+    "GradScaler",
+    "Job",
+    "Optimizer",
+    "ScheduleFile",
+    "Scheduler",
+    "Strategy",
+    "StreamSource",
+]
 
 # Batches; the coordinator refuses more.
 MAX_CAPACITY: Final = 65_536
@@ -108,8 +119,12 @@ class Job:
     accumulate: int = 1
     """Mini-batches of one optimizer step; `max_steps` and schedulers count steps. The last step of an epoch has what is
     left. Each mini-batch is cut into `micro_batches`, and the pipeline does not drain between them."""
+    autocast: str | None = None
+    """"bfloat16" or "float16": torch.autocast around forward and loss, on the device of each stage."""
+    grad_scaler: GradScaler | bool = False
+    """Scale losses so that small gradients survive float16, as torch.amp.GradScaler does; True: with its defaults."""
     check_finite: bool = False
-    """End the run with NON_FINITE_LOSS instead of training on."""
+    """End the run with NON_FINITE_LOSS instead of training on, also where a scaler would skip the step."""
     scheduler: Scheduler | None = None
     """Changes the optimizer's rates after steps or epochs."""
     weight: Callable[..., Any] | Call | None = None
@@ -124,6 +139,18 @@ class Job:
     """How long building the model, the optimizer and the source may take."""
     step_timeout_s: float = 600.0
     """How long one step may take."""
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """None: losses are not scaled."""
+        if isinstance(self.grad_scaler, GradScaler):
+            return self.grad_scaler
+        return GradScaler() if self.grad_scaler else None
+
+    @property
+    def decides(self) -> bool:
+        """Whether stages must agree on something before they update."""
+        return self.clip_norm is not None or self.scaler is not None
 
     @property
     def num_epochs(self) -> int:
@@ -208,6 +235,10 @@ class Job:
         if self.clip_norm is not None and self.clip_value is not None:
             raise refuse("clip_norm and clip_value are both given", "Gradients are clipped in one way: leave one out")
         checks.whole("accumulate", self.accumulate, 1)
+        if self.autocast is not None and self.autocast not in AUTOCAST_DTYPES:
+            raise checks.refusal("autocast", self.autocast, " or ".join(AUTOCAST_DTYPES))
+        fix = "Write grad_scaler=True, or pipesvc.GradScaler(init_scale=1024.0)"
+        checks.is_a("grad_scaler", self.grad_scaler, (bool, GradScaler), "True, False or a pipesvc.GradScaler", fix)
         checks.flag("check_finite", self.check_finite)
         for name in ("worker_wait_s", "build_timeout_s", "step_timeout_s"):
             checks.duration(name, getattr(self, name))

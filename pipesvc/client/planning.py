@@ -98,7 +98,7 @@ def predict(plan: Plan, job: Job, costs: Costs, fingerprints: Mapping[str, str])
         stages,
         num_micro_batches=plan.micro_batches,
         in_flight=plan.in_flight,
-        clips=job.clip_norm is not None,
+        decides=job.decides,
         text=plan.schedule_text,
         link=costs.link,
     )
@@ -136,7 +136,7 @@ def _planned(job: Job, costs: Costs, workers: Sequence[WorkerInfo], fingerprints
         choice = choose_schedule(
             stages,
             num_micro_batches=asked.micro_batches * job.accumulate,
-            clips=job.clip_norm is not None,
+            decides=job.decides,
             link=costs.link,
         )
         asked = replace(asked, schedule=choice.best.schedule, in_flight=choice.best.in_flight or None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from pipesvc.client import checks
 from pipesvc.client.bundle import Bundle, make_bundle
 from pipesvc.client.calls import Call, as_call
-from pipesvc.client.job import Job, Strategy, StreamSource
+from pipesvc.client.job import GradScaler, Job, Strategy, StreamSource
 from pipesvc.client.notebook import Notebook, make_notebook
 from pipesvc.client.optimizer_spec import optimizer_calls, write_optimizers
 from pipesvc.client.references import Reference, resolve
@@ -29,6 +29,11 @@ _YIELDS = {
     "sample": job_pb2.YIELDS_SAMPLE,
     "sample_list": job_pb2.YIELDS_SAMPLE_LIST,
     "batch": job_pb2.YIELDS_BATCH,
+}
+_AUTOCASTS = {
+    None: job_pb2.AUTOCAST_UNSPECIFIED,
+    "bfloat16": job_pb2.AUTOCAST_BFLOAT16,
+    "float16": job_pb2.AUTOCAST_FLOAT16,
 }
 _PERIODS = {"step": job_pb2.SCHEDULER_PERIOD_STEP, "epoch": job_pb2.SCHEDULER_PERIOD_EPOCH}
 
@@ -59,6 +64,8 @@ def make_submission(job: Job) -> Submission:
         clip_norm=job.clip_norm or 0.0,
         clip_value=job.clip_value or 0.0,
         accumulate=job.accumulate,
+        autocast=_AUTOCASTS[job.autocast],
+        grad_scaler=_scaler_spec(job.scaler),
         check_finite=job.check_finite,
         worker_wait_s=job.worker_wait_s,
         build_timeout_s=job.build_timeout_s,
@@ -127,6 +134,10 @@ def _data_spec(job: Job) -> job_pb2.DataSpec:
         has_labels=data.labels,
         timeout_s=data.timeout_s,
     )
+
+
+def _scaler_spec(scaler: GradScaler | None) -> job_pb2.GradScalerSpec | None:
+    return job_pb2.GradScalerSpec(**asdict(scaler)) if scaler is not None else None
 
 
 def _strategy_spec(strategy: Strategy) -> job_pb2.StrategySpec:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pipesvc.coordinator.failures import failure
 from pipesvc.coordinator.fleet import Fleet, Member
 from pipesvc.coordinator.reach import Unreached
-from pipesvc.core.edges import edges_of
 from pipesvc.core.fingerprints import fingerprint_warnings
 from pipesvc.core.layer_info import SharedParameter
 from pipesvc.core.placement import reachable_first
@@ -21,6 +20,7 @@ from pipesvc.core.schedules import num_stages_by_default
 from pipesvc.core.stages import is_uncut
 from pipesvc.errors import ErrorCode
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
+from pipesvc.wire.job_edges import edges_of_job
 from pipesvc.wire.registrations import worker_info
 
 
@@ -111,7 +111,7 @@ def unfit(misfit: local_pb2.DataMisfit, plan: Plan | MissingWorkers) -> Unfit | 
 
 def _unreached_in(job: job_pb2.JobSpec, plan: Plan, fleet: Fleet) -> list[Unreached]:
     """Where a worker of this plan could not dial another one to which it will send."""
-    edges = edges_of(plan, has_labels=job.data.has_labels, clips=job.clip_norm > 0)
+    edges = edges_of_job(plan, job)
     stages = [stage.worker for stage in plan.stages]
     pairs = [(plan.feeder_worker, stages[reader]) for reader in (*edges.input_readers, *edges.label_readers)]
     pairs += [(stages[sender], stages[receiver]) for sender, receiver in edges.pairs]

@@ -132,7 +132,7 @@ def _measured_part(job: job_pb2.JobSpec) -> str:
         part.ClearField(name)
     for name in ("torch_version", "worker_wait_s", "build_timeout_s", "step_timeout_s"):
         part.ClearField(name)
-    for name in ("clip_norm", "clip_value", "scheduler"):
+    for name in ("clip_norm", "clip_value", "scheduler", "grad_scaler"):
         part.ClearField(name)
     for name in ("capacity", "double_buffer", "timeout_s"):
         part.data.ClearField(name)

@@ -25,6 +25,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_WAIT_S: Final = 30 * 24 * 3600.0
 _MAX_MICRO_BATCHES: Final = 65_536
 _MAX_CAPACITY: Final = 65_536
+_MAX_SCALE: Final = 3.4028234663852886e38
 
 
 def check_submission(run_id: str, job: job_pb2.JobSpec, bundle: bytes) -> None:
@@ -168,12 +169,32 @@ def _faults_of_run(job: job_pb2.JobSpec) -> Iterator[str]:
     for name in ("clip_norm", "clip_value"):
         if not (math.isfinite(getattr(job, name)) and getattr(job, name) >= 0):
             yield f"{name} is {getattr(job, name)}: it is 0 (no clipping) or a positive number"
+    if job.autocast not in (
+        job_pb2.AUTOCAST_UNSPECIFIED,
+        job_pb2.AUTOCAST_BFLOAT16,
+        job_pb2.AUTOCAST_FLOAT16,
+    ):
+        yield f"autocast is the unknown number {job.autocast}"
+    if job.HasField("grad_scaler"):
+        yield from _faults_of_scaler(job.grad_scaler)
     if job.clip_norm and job.clip_value:
         yield "clip_norm and clip_value are both given: one of the two"
     waits = ("worker_wait_s", "build_timeout_s", "step_timeout_s")
     yield from _faults_of_waits({name: getattr(job, name) for name in waits})
     if job.bundle_sha256 and _SHA256.fullmatch(job.bundle_sha256) is None:
         yield "bundle_sha256 is not a SHA-256 in 64 lower-case hex digits"
+
+
+def _faults_of_scaler(scaler: job_pb2.GradScalerSpec) -> Iterator[str]:
+    if not 0 < scaler.init_scale <= _MAX_SCALE:
+        yield f"init_scale of the scaler is {scaler.init_scale}: a positive float32 number"
+    if not 1 < scaler.growth_factor < math.inf or not 0 < scaler.backoff_factor < 1:
+        yield (
+            f"the scaler grows by {scaler.growth_factor} and backs off by {scaler.backoff_factor}: "
+            "more than 1, and less than 1 but positive"
+        )
+    if not scaler.growth_interval:
+        yield "growth_interval of the scaler is 0: it grows after 1 or more steps"
 
 
 def _faults_of_waits(waits: dict[str, float]) -> Iterator[str]:

@@ -116,7 +116,7 @@ def _checked(rows: Sequence[Sequence[tuple[int, Action | Comm]]], num_micro_batc
         raise _refusal("the file", text, "Stages count from 0 without a gap.")
     lists = {
         f"row {number}": [action for _, action in row]
-        + once_a_step(sorted({action.stage for _, action in row}), clips=False)
+        + once_a_step(sorted({action.stage for _, action in row}), decides=False)
         for number, row in enumerate(computes, 1)
     }
     contents = Contents(num_stages=num_stages, num_micro_batches=num_micro_batches)

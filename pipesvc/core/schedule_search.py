@@ -69,7 +69,7 @@ def evaluate(
     *,
     num_micro_batches: int,
     in_flight: int = 0,
-    clips: bool = False,
+    decides: bool = False,
     text: str = "",
     link: LinkOf = free_link,
 ) -> Candidate:
@@ -79,28 +79,28 @@ def evaluate(
         homes=[stage.worker for stage in stages],
         num_micro_batches=num_micro_batches,
         in_flight=in_flight,
-        clips=clips,
+        decides=decides,
         text=text,
     )
     memory = device_memory(stages, lists.bounds)
     return Candidate(
         schedule=schedule,
         in_flight=in_flight,
-        step=play(lists, stages, num_micro_batches=num_micro_batches, clips=clips, link=link),
+        step=play(lists, stages, num_micro_batches=num_micro_batches, decides=decides, link=link),
         memory=memory,
         too_small=too_small(stages, memory),
     )
 
 
 def choose_schedule(
-    stages: Sequence[StageCost], *, num_micro_batches: int, clips: bool = False, link: LinkOf = free_link
+    stages: Sequence[StageCost], *, num_micro_batches: int, decides: bool = False, link: LinkOf = free_link
 ) -> ScheduleChoice:
     """The fastest schedule that fits into the memory of every device; INVALID_PLAN, with the sums, where none does.
 
     `naive` is left out: 1F1B with one in flight holds as little and is never slower. Schedules for several stages on a
     worker (interleaved, zero bubble) join the rivals here.
     """
-    try_out = partial(evaluate, stages=stages, num_micro_batches=num_micro_batches, clips=clips, link=link)
+    try_out = partial(evaluate, stages=stages, num_micro_batches=num_micro_batches, decides=decides, link=link)
     rivals = [_best_1f1b(stages, num_micro_batches, try_out), try_out("1F1B"), try_out("GPipe")]
     fitting = [each for each in rivals if each.fits]
     longest_s = min(each.step.step_s for each in fitting) * (1 + _WORTH)

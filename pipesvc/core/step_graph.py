@@ -93,12 +93,17 @@ class StepGraph:
 
 
 def build(
-    lists: Sequence[Sequence[Action]], stages: Sequence[StageCost], link: LinkOf, *, num_micro_batches: int, clips: bool
+    lists: Sequence[Sequence[Action]],
+    stages: Sequence[StageCost],
+    link: LinkOf,
+    *,
+    num_micro_batches: int,
+    decides: bool,
 ) -> StepGraph:
     """The graph of these workers' lists."""
     builder = _Builder(lists, stages, link, num_micro_batches)
     for stage, kind in builder.groups:
-        needed = needs(any_action(stage, kind), num_stages=len(stages), num_micro_batches=1, clips=clips)
+        needed = needs(any_action(stage, kind), num_stages=len(stages), num_micro_batches=1, decides=decides)
         builder.connect_needs(stage, kind, needed)
         builder.connect_order(stage, kind, needed)
     return builder.graph()

@@ -78,20 +78,22 @@ def _train(job: Job, steps: Sequence[CutStep], random_modules: Collection[str]) 
     losses = []
     for number, step in enumerate(steps, 1):
         updates.begin(step.raw.epoch)
-        losses.append(_accumulate(job, model, number, step))
+        losses.append(_accumulate(job, model, updates, number, step))
         updates.apply()
     return PlainRun(losses=losses, state=model.state(), fingerprint=numeric_fingerprint({"cpu"}))
 
 
-def _accumulate(job: Job, model: PlainModel, number: int, step: CutStep) -> float:
+def _accumulate(job: Job, model: PlainModel, updates: PlainUpdates, number: int, step: CutStep) -> float:
     """Forward and backward of each micro-batch, each counting by its share of the rows; the loss of the step."""
     loss_of = called(job.loss) if job.loss is not None else None
+    dtype = {None: None, "bfloat16": torch.bfloat16, "float16": torch.float16}[job.autocast]
     total = 0.0
     for micro_batch, share in enumerate(step.shares):
-        output = model.output(step.inputs[micro_batch], step=number, micro_batch=micro_batch)
-        labels = () if step.labels is None else (step.labels[micro_batch],)
-        loss = output if loss_of is None else loss_of(output, *labels)
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            output = model.output(step.inputs[micro_batch], step=number, micro_batch=micro_batch)
+            labels = () if step.labels is None else (step.labels[micro_batch],)
+            loss = output if loss_of is None else loss_of(output, *labels)
         if share:
-            (loss * share).backward()
+            torch.autograd.backward(updates.scaled(loss * share))
             total += share * loss.item()
     return total

@@ -6,11 +6,12 @@ Which parameter belongs to which group is what the job says, so it is read by th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipesvc.client.calls import Call, Optimizer, as_call
 from pipesvc.client.job import Job
@@ -35,6 +36,7 @@ class PlainUpdates:
         self._optimizers = [make_optimizer(each, parameters, Where()) for each in allotments if each.names]
         make = None if job.scheduler is None else called(job.scheduler)
         self._schedulers = [] if make is None else [make(each) for each in self._optimizers]
+        self._scaler = _scaler(job)
         self._epoch = 0
 
     def begin(self, epoch: int) -> None:
@@ -44,20 +46,32 @@ class PlainUpdates:
                 self._step_schedulers()
         self._epoch = epoch
 
+    def scaled(self, loss: Tensor) -> Tensor:
+        return self._scaler.scale(loss)
+
     def apply(self) -> None:
+        for optimizer in self._optimizers:
+            self._scaler.unscale_(optimizer)
         if self._job.clip_norm is not None:
             nn.utils.clip_grad_norm_(_dense(self._parameters), self._job.clip_norm)
         if self._job.clip_value is not None:
             nn.utils.clip_grad_value_(_dense(self._parameters), self._job.clip_value)
         for optimizer in self._optimizers:
-            optimizer.step()
+            self._scaler.step(optimizer)
             optimizer.zero_grad(set_to_none=True)
+        self._scaler.update()
         if self._job.scheduler is not None and self._job.scheduler.every == "step":
             self._step_schedulers()
 
     def _step_schedulers(self) -> None:
         for scheduler in self._schedulers:
             scheduler.step()
+
+
+def _scaler(job: Job) -> torch.amp.GradScaler:
+    if job.scaler is None:
+        return torch.amp.GradScaler("cpu", enabled=False)
+    return torch.amp.GradScaler("cpu", **asdict(job.scaler))
 
 
 def _choices(job: Job) -> list[OptimizerChoice]:

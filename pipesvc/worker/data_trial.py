@@ -27,6 +27,7 @@ from pipesvc.worker import calls
 from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.optimizing import Updates
 from pipesvc.worker.executor.parts import uncut_program
+from pipesvc.worker.executor.precision import autocast_dtype
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.feeder.batches import CutStep, cut_step
@@ -80,7 +81,7 @@ def _try(
     for index, layer in _watched(layers, found.layers):
         layer.register_forward_pre_hook(partial(_note, reached, index))
     try:
-        _forward(layers, batch, calls.bind_loss(job, where))
+        _forward(layers, batch, calls.bind_loss(job, where), autocast_dtype(job.autocast))
     except PipesvcError as error:
         if isinstance(error.__cause__, MemoryError):
             raise  # no worker will hold all layers
@@ -124,7 +125,12 @@ def first_batch(job: job_pb2.JobSpec, where: Where) -> CutStep:
     return cut_step(raw, reading.num_micro_batches, calls.bind_weight(job, where), where)
 
 
-def _forward(layers: Sequence[sequence.NamedLayer], batch: CutStep, loss: Callable[..., Any] | None) -> None:
+def _forward(
+    layers: Sequence[sequence.NamedLayer],
+    batch: CutStep,
+    loss: Callable[..., Any] | None,
+    autocast: torch.dtype | None,
+) -> None:
     """What a run of one stage does with its first micro-batch."""
     spec = StageSpec(
         index=0,
@@ -134,6 +140,7 @@ def _forward(layers: Sequence[sequence.NamedLayer], batch: CutStep, loss: Callab
         seed=0,
         loss=loss,
         check_finite=False,
+        autocast=autocast,
     )
     stage = Stage(spec, uncut_program(spec, layers), lambda _: Updates())
     labels = None if batch.labels is None else parcel_of(batch.labels[0])

@@ -24,7 +24,7 @@ from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls, data_trial
 from pipesvc.worker.forward_inspection import follow
 from pipesvc.worker.inspection import Inspection
-from pipesvc.worker.optimizer_trial import Whole, try_updates
+from pipesvc.worker.optimizer_trial import Whole, refuse_unscalable, try_updates
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -46,9 +46,12 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     if not job.data.is_streamed:
         calls.bind(job.data.source, "the data source", where)
     parts = _parts(build, job, where)
-    try_updates(optimizers, scheduler, Whole.of(parts), where)
+    whole = Whole.of(parts)
+    try_updates(optimizers, scheduler, whole, where)
+    if job.HasField("grad_scaler"):
+        refuse_unscalable(whole, where)
     layers = skeleton.layer_infos(parts)
-    del parts
+    del parts, whole
     found = Inspection(layers=layers, model_bytes=sum(each.parameter_bytes + each.buffer_bytes for each in layers))
 
     def report(misfit: local_pb2.DataMisfit | None = None, *, is_trying: bool = False) -> None:

@@ -56,6 +56,18 @@ def try_updates(
             _log.info("the optimizer was not tried: %s", error)
 
 
+def refuse_unscalable(whole: Whole, where: Where) -> None:
+    """As torch.amp.GradScaler would in the first step: gradients in float16 overflow before they are unscaled."""
+    for name, parameter in whole.parameters.items():
+        if parameter.requires_grad and parameter.dtype is torch.float16:
+            raise PipesvcError(
+                ErrorCode.INVALID_JOB,
+                f"the parameter {name!r} is in float16, whose gradients a scaler cannot unscale",
+                advice='Keep parameters in float32 and compute in float16 with autocast="float16"',
+                where=where,
+            )
+
+
 def _try(allotment: Allotment, scheduler: SchedulerChoice | None, sparse: Collection[str], where: Where) -> None:
     stand_ins = _stand_ins(allotment, sparse)
     optimizer = make_optimizer(allotment, stand_ins, where)

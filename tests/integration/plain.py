@@ -53,6 +53,8 @@ class PlainLoop:
     seed: int = 7
     clip_norm: float | None = None
     clip_value: float | None = None
+    autocast: torch.dtype | None = None
+    init_scale: float | None = None  # None: losses are not scaled
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     is_by_epoch: bool = False
     call: Call = nn.Module.__call__
@@ -70,38 +72,45 @@ class PlainLoop:
         model = self.build()
         optimizers = self.make_optimizers(model)
         schedulers = [self.make_scheduler(each) for each in optimizers] if self.make_scheduler is not None else []
+        scaler = torch.amp.GradScaler("cpu", init_scale=self.init_scale or 1.0, enabled=self.init_scale is not None)
         losses = []
         for _ in range(self.epochs):
             for step in batches(batches(self.source(), self.batch_size), self.accumulate):
-                losses.append(self._accumulate(model, step))
-                self._update(model, optimizers)
+                losses.append(self._accumulate(model, step, scaler))
+                self._update(model, optimizers, scaler)
                 for scheduler in () if self.is_by_epoch else schedulers:
                     scheduler.step()
             for scheduler in schedulers if self.is_by_epoch else ():
                 scheduler.step()
         return PlainRun(losses, dict(model.state_dict()))
 
-    def _accumulate(self, model: nn.Module, step: Sequence[Sequence[Sample]]) -> float:
+    def _accumulate(self, model: nn.Module, step: Sequence[Sequence[Sample]], scaler: torch.amp.GradScaler) -> float:
         num_rows, total = sum(map(len, step)), 0.0
         for batch in step:
             inputs, labels = _stacked([row for row, _ in batch]), _stacked([label for _, label in batch])
             start = 0
             for count in micro_batch_rows(len(batch), self.micro_batches):
                 share, end = count / num_rows, start + count
-                value = self.loss(self.call(model, _cut(inputs, start, end)), _cut(labels, start, end))
-                torch.autograd.backward(value * share)
+                with torch.autocast("cpu", dtype=self.autocast, enabled=self.autocast is not None):
+                    value = self.loss(self.call(model, _cut(inputs, start, end)), _cut(labels, start, end))
+                torch.autograd.backward(scaler.scale(value * share))
                 total += share * value.item()
                 start = end
         return total
 
-    def _update(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def _update(
+        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], scaler: torch.amp.GradScaler
+    ) -> None:
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), self.clip_norm)
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(model.parameters(), self.clip_value)
         for optimizer in optimizers:
-            optimizer.step()
+            scaler.step(optimizer)
             optimizer.zero_grad(set_to_none=True)
+        scaler.update()
 
 
 def train(

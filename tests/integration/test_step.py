@@ -151,6 +151,43 @@ def test_mini_batches_are_accumulated(cluster: pipesvc.Client) -> None:
     assert [step.num_rows for step in run.steps()] == [24, 24, 24, 11] * 2
 
 
+def test_float16_with_one_scaler_for_all_stages(cluster: pipesvc.Client) -> None:
+    """The scale is too large for the first steps: they are skipped on all stages, and logged."""
+    scaler = pipesvc.GradScaler(init_scale=2.0**24)
+    run = cluster.submit(make_job(autocast="float16", grad_scaler=scaler, clip_norm=0.1))
+    truth = make_loop(autocast=torch.float16, init_scale=2.0**24, clip_norm=0.1).run()
+    assert_equal(run, truth)
+    assert truth.losses != make_loop(autocast=torch.float16, clip_norm=0.1).run().losses
+    logged = [each.line for each in run.logs() if "gradients overflowed" in each.line]
+    assert "step 1 is skipped: gradients overflowed, the loss scale is 8.38861e+06 now" in logged[0]
+
+
+def test_bfloat16_in_a_module(cluster: pipesvc.Client) -> None:
+    data = pipesvc.DataSource(module_jobs.words, batch_size=8)
+    run = cluster.submit(make_job(model=module_jobs.Skipping, data=data, autocast="bfloat16"))
+    options: dict[str, Any] = {
+        "build": module_jobs.Skipping,
+        "source": module_jobs.words,
+        "call": lambda model, inputs: model(**inputs),
+    }
+    truth = make_loop(autocast=torch.bfloat16, **options).run()
+    assert truth.losses != make_loop(**options).run().losses
+    assert_equal(run, truth)
+
+
+def test_n03_masked_rows_weigh_over_all_mini_batches_of_a_step(cluster: pipesvc.Client) -> None:
+    """Bit-equal to the same micro-batches in one process. The first of each mini-batch has no unmasked row."""
+    data = pipesvc.DataSource(pipesvc.Call(jobs.masked_samples, num_masked=9), batch_size=18)
+    job = make_job(
+        loss=jobs.masked_loss,
+        weight=jobs.is_unmasked,
+        data=data,
+        accumulate=2,
+        strategy=pipesvc.Strategy(micro_batches=2, num_stages=2),
+    )
+    assert pipesvc.verify(cluster, job, num_steps=3).difference is None
+
+
 def test_a05_a_scheduler_that_needs_a_metric_is_refused_at_submit(cluster: pipesvc.Client) -> None:
     scheduler = pipesvc.Scheduler(torch.optim.lr_scheduler.ReduceLROnPlateau, every="epoch")
     error = refusal(cluster, make_job(scheduler=scheduler))

@@ -95,6 +95,7 @@ def halved(epoch: int) -> float:
     return 0.5**epoch
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")  # of torch, where the first step is skipped
 def test_a_step_with_all_that_a_job_can_say_of_it_is_verified(cluster: pipesvc.Client) -> None:
     """Two optimizers, groups by a rule, a scheduler by epoch, mini-batches joined over the end of an epoch."""
     job = make_job(
@@ -107,6 +108,8 @@ def test_a_step_with_all_that_a_job_can_say_of_it_is_verified(cluster: pipesvc.C
         epochs=2,
         clip_norm=None,
         clip_value=0.01,
+        autocast="float16",
+        grad_scaler=pipesvc.GradScaler(init_scale=2.0**24),
     )
     verdict = pipesvc.verify(cluster, job, num_steps=4)
     assert (verdict.difference, verdict.num_steps) == (None, 4)

@@ -20,6 +20,12 @@ class SchedulerPeriod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SCHEDULER_PERIOD_UNSPECIFIED: _ClassVar[SchedulerPeriod]
     SCHEDULER_PERIOD_STEP: _ClassVar[SchedulerPeriod]
     SCHEDULER_PERIOD_EPOCH: _ClassVar[SchedulerPeriod]
+
+class Autocast(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AUTOCAST_UNSPECIFIED: _ClassVar[Autocast]
+    AUTOCAST_BFLOAT16: _ClassVar[Autocast]
+    AUTOCAST_FLOAT16: _ClassVar[Autocast]
 YIELDS_UNSPECIFIED: Yields
 YIELDS_SAMPLE: Yields
 YIELDS_SAMPLE_LIST: Yields
@@ -27,6 +33,9 @@ YIELDS_BATCH: Yields
 SCHEDULER_PERIOD_UNSPECIFIED: SchedulerPeriod
 SCHEDULER_PERIOD_STEP: SchedulerPeriod
 SCHEDULER_PERIOD_EPOCH: SchedulerPeriod
+AUTOCAST_UNSPECIFIED: Autocast
+AUTOCAST_BFLOAT16: Autocast
+AUTOCAST_FLOAT16: Autocast
 
 class DataSpec(_message.Message):
     __slots__ = ("source", "is_streamed", "yields", "batch_size", "capacity", "double_buffer", "drop_last", "has_labels", "timeout_s")
@@ -109,8 +118,20 @@ class SchedulerSpec(_message.Message):
     every: SchedulerPeriod
     def __init__(self, make: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., every: _Optional[_Union[SchedulerPeriod, str]] = ...) -> None: ...
 
+class GradScalerSpec(_message.Message):
+    __slots__ = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+    INIT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    GROWTH_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    GROWTH_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    init_scale: float
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+    def __init__(self, init_scale: _Optional[float] = ..., growth_factor: _Optional[float] = ..., backoff_factor: _Optional[float] = ..., growth_interval: _Optional[int] = ...) -> None: ...
+
 class JobSpec(_message.Message):
-    __slots__ = ("name", "model", "loss", "optimizer", "weight", "data", "strategy", "epochs", "max_steps", "seed", "clip_norm", "check_finite", "worker_wait_s", "build_timeout_s", "step_timeout_s", "python_version", "torch_version", "bundle_sha256", "optimizers", "scheduler", "clip_value", "accumulate")
+    __slots__ = ("name", "model", "loss", "optimizer", "weight", "data", "strategy", "epochs", "max_steps", "seed", "clip_norm", "check_finite", "worker_wait_s", "build_timeout_s", "step_timeout_s", "python_version", "torch_version", "bundle_sha256", "optimizers", "scheduler", "clip_value", "accumulate", "autocast", "grad_scaler")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +154,8 @@ class JobSpec(_message.Message):
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     CLIP_VALUE_FIELD_NUMBER: _ClassVar[int]
     ACCUMULATE_FIELD_NUMBER: _ClassVar[int]
+    AUTOCAST_FIELD_NUMBER: _ClassVar[int]
+    GRAD_SCALER_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: _types_pb2.Call
     loss: _types_pb2.Call
@@ -155,4 +178,6 @@ class JobSpec(_message.Message):
     scheduler: SchedulerSpec
     clip_value: float
     accumulate: int
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., loss: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., optimizer: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., weight: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., strategy: _Optional[_Union[StrategySpec, _Mapping]] = ..., epochs: _Optional[int] = ..., max_steps: _Optional[int] = ..., seed: _Optional[int] = ..., clip_norm: _Optional[float] = ..., check_finite: _Optional[bool] = ..., worker_wait_s: _Optional[float] = ..., build_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., python_version: _Optional[str] = ..., torch_version: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., optimizers: _Optional[_Iterable[_Union[OptimizerSpec, _Mapping]]] = ..., scheduler: _Optional[_Union[SchedulerSpec, _Mapping]] = ..., clip_value: _Optional[float] = ..., accumulate: _Optional[int] = ...) -> None: ...
+    autocast: Autocast
+    grad_scaler: GradScalerSpec
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., loss: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., optimizer: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., weight: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., strategy: _Optional[_Union[StrategySpec, _Mapping]] = ..., epochs: _Optional[int] = ..., max_steps: _Optional[int] = ..., seed: _Optional[int] = ..., clip_norm: _Optional[float] = ..., check_finite: _Optional[bool] = ..., worker_wait_s: _Optional[float] = ..., build_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., python_version: _Optional[str] = ..., torch_version: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., optimizers: _Optional[_Iterable[_Union[OptimizerSpec, _Mapping]]] = ..., scheduler: _Optional[_Union[SchedulerSpec, _Mapping]] = ..., clip_value: _Optional[float] = ..., accumulate: _Optional[int] = ..., autocast: _Optional[_Union[Autocast, str]] = ..., grad_scaler: _Optional[_Union[GradScalerSpec, _Mapping]] = ...) -> None: ...

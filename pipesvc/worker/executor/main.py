@@ -7,18 +7,20 @@ from functools import partial
 
 import torch
 
-from pipesvc.core.edges import edges_of
 from pipesvc.core.plan import Plan
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model import malloc
 from pipesvc.model.fingerprint import numeric_fingerprint
 from pipesvc.rpc.v1 import job_pb2, local_pb2
+from pipesvc.wire.job_edges import edges_of_job
 from pipesvc.worker import calls
 from pipesvc.worker.executor import state
 from pipesvc.worker.executor.optimizing import make_updates
 from pipesvc.worker.executor.parameter_groups import allot
 from pipesvc.worker.executor.parts import make_parts
+from pipesvc.worker.executor.precision import autocast_dtype
 from pipesvc.worker.executor.runtime import Runtime, Settings
+from pipesvc.worker.executor.scaling import ScalerSettings, first_scale
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.port_like import PortLike
@@ -45,11 +47,24 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
 def settings_of(job: job_pb2.JobSpec, plan: Plan, worker: str) -> Settings:
     return Settings(
         worker=worker,
-        edges=edges_of(plan, has_labels=job.data.has_labels, clips=job.clip_norm > 0),
+        edges=edges_of_job(plan, job),
         schedule=plan.schedule,
         in_flight=plan.in_flight,
         schedule_text=plan.schedule_text,
         clip_norm=job.clip_norm,
+        scaler=scaler_of(job),
+    )
+
+
+def scaler_of(job: job_pb2.JobSpec) -> ScalerSettings | None:
+    """None: losses are not scaled."""
+    if not job.HasField("grad_scaler"):
+        return None
+    return ScalerSettings(
+        init_scale=job.grad_scaler.init_scale,
+        growth_factor=job.grad_scaler.growth_factor,
+        backoff_factor=job.grad_scaler.backoff_factor,
+        growth_interval=job.grad_scaler.growth_interval,
     )
 
 
@@ -57,6 +72,7 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
     """Every stage of this worker, each real in its own part of the model only."""
     build = calls.bind(job.model, "the model", where)
     loss = calls.bind_loss(job, where)
+    scaler = scaler_of(job)
     optimizers, scheduler = calls.bind_optimizers(job, where), calls.bind_scheduler(job, where)
     specs = [
         StageSpec(
@@ -68,6 +84,9 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
             loss=loss,
             check_finite=job.check_finite,
             clip_value=job.clip_value,
+            clips_norm=job.clip_norm > 0,
+            autocast=autocast_dtype(job.autocast),
+            scale=first_scale(scaler).value if scaler is not None else None,
         )
         for stage in plan.stages_of(worker)
     ]

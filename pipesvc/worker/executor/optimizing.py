@@ -39,11 +39,15 @@ class Updates:
                 self._step_schedulers(where)
         self._epoch = epoch
 
-    def apply(self, where: Where) -> None:
-        """One update; the gradients are gone afterwards."""
+    def apply(self, where: Where, *, skips: bool = False) -> None:
+        """One update, or none; the gradients are gone afterwards.
+
+        A scheduler by step counts skipped steps too, as it does behind `torch.amp.GradScaler.step`.
+        """
         for optimizer in self.optimizers:
             try:
-                optimizer.step()
+                if not skips:
+                    optimizer.step()
             except (Exception, KeyboardInterrupt) as cause:
                 raise failed(f"update with {type(optimizer).__name__}", cause, where) from cause
             optimizer.zero_grad(set_to_none=True)

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from torch import Tensor
-
 from pipesvc.core import choice, schedules
 from pipesvc.core.actions import Action, ActionKind
 from pipesvc.core.edges import Edges
@@ -25,10 +23,12 @@ from pipesvc.core.live import live_peaks
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire.links import Link
-from pipesvc.worker.executor import norms, routes, state, weights
+from pipesvc.worker.executor import routes, state, weights
+from pipesvc.worker.executor.deciding import Decider, Decision, Report
 from pipesvc.worker.executor.inbox import Inbox, Parcel
 from pipesvc.worker.executor.outbox import Outbox
 from pipesvc.worker.executor.program import Gradients
+from pipesvc.worker.executor.scaling import ScalerSettings
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.executor.trace import TraceLog
 from pipesvc.worker.port import ParcelArrived
@@ -51,6 +51,8 @@ class Settings:
     schedule_text: str
     # 0: no clipping.
     clip_norm: float
+    # None: losses are not scaled.
+    scaler: ScalerSettings | None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -89,6 +91,7 @@ class Runtime:
         self._outbox = Outbox(port, self._inbox, self._stages)
         self._progress = ProgressReporter(port, now_ns)
         self._trace = TraceLog(settings.worker, now_ns)
+        self._decider = Decider(settings.clip_norm, settings.scaler)
         self._waits = _Waits()
         self._step: _Step | None = None
         self._num_applied = 0
@@ -161,7 +164,7 @@ class Runtime:
             num_stages=settings.edges.num_stages,
             num_micro_batches=num_micro_batches,
             in_flight=settings.in_flight,
-            clips=settings.edges.clips,
+            decides=settings.edges.decides,
             text=settings.schedule_text,
         )
         self._step = _Step(issue=issue, pending=list(pending), bounds=live_peaks(pending))
@@ -232,13 +235,13 @@ class Runtime:
                 run = stage.backward if action.kind is ActionKind.BACKWARD else stage.input_backward
                 return partial(self._send_gradients, action, number, run(number, micro_batch, sent, share))
             case ActionKind.NORM, _:
-                return partial(self._outbox.send, routes.norm_link(action.stage), number, 0, stage.parameter_norms())
+                return partial(self._outbox.send, routes.norm_link(action.stage), number, 0, stage.report().to_nest())
             case ActionKind.DECIDE, _:
-                scale = norms.coefficient([each.leaves for each in parcels.values()], self._settings.clip_norm)
-                return partial(self._send_decision, number, scale)
+                reports = [Report.of_nest(each.value()) for each in parcels.values()]
+                return partial(self._send_decision, number, self._decider.decide(number, reports))
             case _:
-                decision = parcels.get(routes.decision_link(action.stage))
-                stage.update(number, decision.leaves[0] if decision is not None else None)
+                decided = parcels.get(routes.decision_link(action.stage))
+                stage.update(number, Decision.of_nest(decided.value()) if decided is not None else None)
                 weights.take(self._settings.edges, stage, parcels)
                 return partial(self._report_applied, stage, step)
 
@@ -252,9 +255,9 @@ class Runtime:
             link = routes.gradient_link(action.stage, receiver)
             self._outbox.send_gradients(link, step, action.micro_batch or 0, each)
 
-    def _send_decision(self, step: int, scale: Tensor | None) -> None:
+    def _send_decision(self, step: int, decision: Decision) -> None:
         for stage in range(self._settings.edges.num_stages):
-            self._outbox.send(routes.decision_link(stage), step, 0, scale)
+            self._outbox.send(routes.decision_link(stage), step, 0, decision.to_nest())
 
     def _report_applied(self, stage: Stage, step: _Step) -> None:
         weights.send(self._settings.edges, stage, self._outbox, step.issue.step)

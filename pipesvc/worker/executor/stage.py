@@ -17,9 +17,12 @@ from torch import Tensor, nn
 
 from pipesvc.errors import Where
 from pipesvc.worker.executor import losses, norms
+from pipesvc.worker.executor.deciding import Decision, Report
 from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.optimizing import MakeUpdates
+from pipesvc.worker.executor.precision import autocast
 from pipesvc.worker.executor.program import Gradients, Parcels, StageProgram, failed
+from pipesvc.worker.executor.scaling import scaled, unscale
 from pipesvc.worker.executor.spec import StageSpec
 
 
@@ -46,6 +49,7 @@ class Stage:
         self.trainable = list(trainable.values())
         self._places = [program.place_of(name) for name in trainable]
         self.updates = make_updates(trainable)
+        self._scale = spec.scale  # of this step's loss
         self._live: dict[int, _Live] = {}
         # Micro-batches between I and W, which count as alive.
         self._half_done: set[int] = set()
@@ -69,12 +73,13 @@ class Stage:
 
     def forward(self, step: int, micro_batch: int, inputs: Parcels, labels: Parcel | None) -> Mapping[int, Any]:
         """Consumer -> what it gets. On the last stage the loss is kept here and nothing is given."""
-        found = self._program.forward(step, micro_batch, inputs)
         loss = None
-        if self.spec.is_last:
-            where = Where(step=step, stage=self.spec.index, micro_batch=micro_batch)
-            loss = losses.loss_of(self.spec, found.result, labels, where)
-            self._losses[micro_batch] = loss.detach()
+        with autocast(self.spec.device, self.spec.autocast):
+            found = self._program.forward(step, micro_batch, inputs)
+            if self.spec.is_last:
+                where = Where(step=step, stage=self.spec.index, micro_batch=micro_batch)
+                loss = losses.loss_of(self.spec, found.result, labels, where)
+                self._losses[micro_batch] = loss.detach()
         self._live[micro_batch] = _Live(backward=found.backward, loss=loss)
         return found.outputs
 
@@ -88,8 +93,10 @@ class Stage:
             loss = None
         if loss is not None and self.spec.check_finite:
             losses.refuse_not_finite(loss, where)
+        if loss is not None:
+            loss = loss * share if self._scale is None else scaled(loss * share, self._scale)
         try:
-            return live.backward(gradients, None if loss is None else loss * share)
+            return live.backward(gradients, loss)
         except (Exception, KeyboardInterrupt) as cause:
             raise failed("backward", cause, where) from cause
 
@@ -102,16 +109,22 @@ class Stage:
         """Nothing is left to compute; the micro-batch counts as alive until here, as it will when there is."""
         self._half_done.remove(micro_batch)
 
-    def parameter_norms(self) -> list[Tensor] | None:
-        return norms.parameter_norms(self.trainable, self._places)
+    def report(self) -> Report:
+        """After the last backward: what stage 0 must know to decide. Gradients are no longer scaled afterwards."""
+        overflowed = self._scale is not None and unscale(self.trainable, self._scale)
+        found = norms.parameter_norms(self.trainable, self._places) if self.spec.clips_norm else None
+        return Report(norms=found, overflowed=overflowed)
 
-    def update(self, step: int, scale: Tensor | None) -> None:
-        """Apply the step once; the gradients are gone afterwards."""
-        if scale is not None:
-            norms.scale_gradients(self.trainable, scale)
+    def update(self, step: int, decision: Decision | None) -> None:
+        """Apply the step once, or skip it; the gradients are gone afterwards."""
+        if decision is not None:
+            self._scale = decision.scale
+            if decision.coefficient is not None:
+                norms.scale_gradients(self.trainable, decision.coefficient)
         if self.spec.clip_value:
             norms.clip_values(self.trainable, self.spec.clip_value)
-        self.updates.apply(Where(step=step, stage=self.spec.index))
+        where = Where(step=step, stage=self.spec.index)
+        self.updates.apply(where, skips=decision is not None and decision.skips)
 
     def take_loss(self, shares: Sequence[float]) -> float | None:
         """The step's loss, the shares of its micro-batches added in ascending order; None but on the last stage."""

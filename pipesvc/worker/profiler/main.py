@@ -25,6 +25,7 @@ from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.main import device_of
 from pipesvc.worker.executor.optimizing import make_updates
 from pipesvc.worker.executor.parameter_groups import allot
+from pipesvc.worker.executor.precision import autocast_dtype
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.feeder.batches import CutStep
 from pipesvc.worker.inspector import is_one_stage, layer_message
@@ -122,6 +123,7 @@ class _Measuring:
             seed=self._job.seed,
             loss=self._loss,
             check_finite=False,
+            autocast=autocast_dtype(self._job.autocast),
         )
         try:
             return try_layer(

@@ -12,7 +12,7 @@ import torch
 
 from pipesvc.client import checks
 from pipesvc.client.calls import Call
-from pipesvc.client.job import DataSource, Job, Optimizer, ScheduleFile, Strategy, StreamSource
+from pipesvc.client.job import DataSource, GradScaler, Job, Optimizer, ScheduleFile, Strategy, StreamSource
 from pipesvc.client.local import MAX_THREADS, LocalCluster
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.worker import settings
@@ -83,6 +83,12 @@ FIELDS: list[tuple[Make, str, Sequence[object]]] = [
     *((job, name, NO_NUMBER) for name in ("clip_norm", "clip_value")),
     *((job, name, (*NO_NUMBER, 1e300)) for name in ("worker_wait_s", "build_timeout_s", "step_timeout_s")),
     (job, "scheduler", ("StepLR", 3, Optimizer(torch.optim.SGD), torch.optim.lr_scheduler.StepLR)),
+    (job, "autocast", ("half", "float32", 16, torch.float16, [])),
+    (job, "grad_scaler", ("True", 1, None, 1024.0, GradScaler)),
+    (GradScaler, "init_scale", (*NO_NUMBER, 1e39)),
+    (GradScaler, "growth_factor", (*NO_NUMBER, 1, 0.5)),
+    (GradScaler, "backoff_factor", (*NO_NUMBER, 1, 2)),
+    (GradScaler, "growth_interval", NO_COUNT),
     (job, "name", NO_NAME),
     (job, "include", (3, None, {"a"}, "a", b"a", *([each] for each in NO_NAME if each != "x" * 5000), ["x" * 5000])),
     (job, "strategy", (None, "1F1B", {}, Strategy)),
@@ -111,7 +117,7 @@ def test_what_does_not_belong_in_a_field_is_refused_by_its_name(
 def test_every_field_of_a_job_is_tried() -> None:
     """A field that is added without a check is found here."""
     tried = {name for _, name, _ in FIELDS}
-    for kind in (Job, Strategy, DataSource):
+    for kind in (Job, Strategy, DataSource, GradScaler):
         assert {field.name for field in dataclasses.fields(kind)} - {"source"} <= tried
 
 

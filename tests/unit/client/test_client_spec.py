@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from pipesvc.client.calls import Call
-from pipesvc.client.job import DataSource, Job, Optimizer, ScheduleFile, Scheduler, Strategy, StreamSource
+from pipesvc.client.job import DataSource, GradScaler, Job, Optimizer, ScheduleFile, Scheduler, Strategy, StreamSource
 from pipesvc.client.spec import make_submission
 from pipesvc.rpc.v1 import job_pb2
 
@@ -66,6 +66,8 @@ def _full_job(user: object) -> Job:
         weight=user.weigh,  # type: ignore[attr-defined]
         name="full",
         accumulate=2,
+        autocast="float16",
+        grad_scaler=GradScaler(init_scale=8, growth_factor=3, backoff_factor=0.25, growth_interval=5),
         scheduler=Scheduler(torch.optim.lr_scheduler.LambdaLR, every="epoch", lr_lambda=user.halved),  # type: ignore[attr-defined]
         worker_wait_s=1,
         build_timeout_s=2,
@@ -100,6 +102,10 @@ def test_every_field_of_the_message_is_filled(user: object) -> None:
     assert not named.strategy.boundaries
     assert dict(spec.strategy.placement) == {"stage:0": "w"}
     assert zipfile.ZipFile(io.BytesIO(submission.bundle.data)).namelist() == ["spec_user_module.py"]
+    assert spec.autocast == job_pb2.AUTOCAST_FLOAT16
+    assert spec.grad_scaler == job_pb2.GradScalerSpec(
+        init_scale=8, growth_factor=3, backoff_factor=0.25, growth_interval=5
+    )
     assert spec.scheduler.make.target == "torch.optim.lr_scheduler:LambdaLR"
     assert dict(spec.scheduler.make.functions) == {"lr_lambda": "spec_user_module:halved"}
     assert spec.scheduler.every == job_pb2.SCHEDULER_PERIOD_EPOCH
@@ -123,6 +129,8 @@ def test_every_field_of_the_job_changes_the_message(user: object) -> None:
         "clip_value": 0.5,
         "check_finite": False,
         "weight": None,
+        "autocast": "bfloat16",
+        "grad_scaler": True,
         "accumulate": 3,
         "scheduler": None,
         "name": None,

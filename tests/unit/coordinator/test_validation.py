@@ -19,6 +19,7 @@ def test_a_good_job_passes_with_and_without_a_bundle() -> None:
     check_submission("run-1", make_job(), b"")
     job = make_job()
     with_optimizer(groups=[{"pattern": "*.bias", "options_json": '{"lr": 0.1}'}])(job)
+    with_scaler()(job)
     job.bundle_sha256 = hashlib.sha256(b"zip").hexdigest()
     check_submission("run-1", job, b"zip")
 
@@ -41,6 +42,14 @@ def clipped_twice(job: job_pb2.JobSpec) -> None:
 def accumulating(job: job_pb2.JobSpec) -> None:
     with_schedule("file", "0F0,0F1,0B0,0B1")(job)
     job.accumulate = 2
+
+
+def with_scaler(**changes: float) -> Callable[[job_pb2.JobSpec], None]:
+    def spoil(job: job_pb2.JobSpec) -> None:
+        good: dict[str, Any] = {"init_scale": 1, "growth_factor": 2, "backoff_factor": 0.5, "growth_interval": 1}
+        job.grad_scaler.CopyFrom(job_pb2.GradScalerSpec(**(good | changes)))
+
+    return spoil
 
 
 def with_optimizer(**fields: Any) -> Callable[[job_pb2.JobSpec], None]:
@@ -90,6 +99,12 @@ def with_optimizer(**fields: Any) -> Callable[[job_pb2.JobSpec], None]:
         (lambda job: setattr(job, "epochs", 0), "the run would have no end"),
         (lambda job: setattr(job, "clip_norm", -1.0), "clip_norm is -1"),
         (lambda job: setattr(job, "accumulate", 1 << 20), "a step has 2 x 1048576 micro-batches"),
+        (lambda job: setattr(job, "autocast", 9), "autocast is the unknown number 9"),
+        (with_scaler(init_scale=0), "init_scale of the scaler is 0"),
+        (with_scaler(init_scale=1e39), "init_scale of the scaler is 1e+39"),
+        (with_scaler(growth_factor=1), "the scaler grows by 1.0 and backs off by 0.5"),
+        (with_scaler(backoff_factor=1), "the scaler grows by 2.0 and backs off by 1.0"),
+        (with_scaler(growth_interval=0), "growth_interval of the scaler is 0"),
         (accumulating, "a schedule file orders the micro-batches of one mini-batch, and accumulate joins several"),
         (clipped_twice, "clip_norm and clip_value are both given: one of the two"),
         (lambda job: setattr(job, "step_timeout_s", 0.0), "step_timeout_s is 0"),

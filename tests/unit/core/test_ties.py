@@ -77,11 +77,11 @@ def test_edges_of_a_list_are_those_of_a_chain_and_its_ties() -> None:
     plan = plan_of(listed(), boundaries=(3, 5))
     assert [tie.stages for tie in plan.ties] == [(0, 1, 2), (0, 2)]
     skipping = plan_of([replace(each, shared=()) if each.name == "block3" else each for each in listed()])
-    edges = edges_of(skipping, has_labels=True, clips=True)
+    edges = edges_of(skipping, has_labels=True, decides=True)
     assert edges.backwards == ((1, 0), (2, 1), (2, 0))
     assert edges.gradient_senders(0) == (1, 2)
     assert edges.weights == {(0, 2): ("0.weight",)}
-    assert (0, 2) in edges_of(skipping, has_labels=True, clips=False).pairs
+    assert (0, 2) in edges_of(skipping, has_labels=True, decides=False).pairs
     links = [str(link) for link in read_by(edges, Action(2, ActionKind.UPDATE))]
     assert links == ["0>2/decision", "0>2/weight"]
 

@@ -86,7 +86,7 @@ class ModuleSetup(JobSetup):
         return routes_of(self.plan, has_labels=False)
 
     def edges(self, *, has_labels: bool) -> Edges:
-        return edges_of(self.plan, has_labels=has_labels, clips=self.clip_norm > 0)
+        return edges_of(self.plan, has_labels=has_labels, decides=self.decides)
 
     def make_parts(self, specs: Sequence[StageSpec]) -> Parts:
         return make_parts(self.build, self.plan, specs, Where())
@@ -107,11 +107,12 @@ def train_plain(setup: ModuleSetup, batches: Sequence[Batch]) -> PlainRun:
         total = 0.0
         for index, share in enumerate(split.shares(weights)):
             args, kwargs = arguments_of(model.forward, copied(inputs[index]))
-            with streams.root(seed=SEED, step=step, micro_batch=index):
-                value = model(*args, **kwargs)
-            if setup.loss is not None:
-                value = setup.loss(value) if labels is None else setup.loss(value, labels[index])
-            (value * share).backward()
+            with updates.autocast():
+                with streams.root(seed=SEED, step=step, micro_batch=index):
+                    value = model(*args, **kwargs)
+                if setup.loss is not None:
+                    value = setup.loss(value) if labels is None else setup.loss(value, labels[index])
+            updates.scaled(value * share).backward()
             total += share * value.item()
         updates.apply(step)
         losses.append(total)

@@ -23,6 +23,7 @@ from pipesvc.worker.executor.parameter_groups import OptimizerChoice, allot
 from pipesvc.worker.executor.parts import Parts
 from pipesvc.worker.executor.routes import input_link, label_link
 from pipesvc.worker.executor.runtime import Runtime, Settings
+from pipesvc.worker.executor.scaling import ScalerSettings, first_scale
 from pipesvc.worker.executor.sequence_program import SequenceProgram
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
@@ -57,12 +58,20 @@ class JobSetup(ABC):
     schedule_text: str = ""
     clip_norm: float = 0.0
     clip_value: float = 0.0
+    autocast: torch.dtype | None = None
+    scaler: ScalerSettings | None = None
+    # What the plain loop's scaler had after each step.
+    plain_scales: list[float] = field(default_factory=list)
     check_finite: bool = False
     window: int = 2
 
     @property
     def workers(self) -> Sequence[str]:
         return self.owners or [f"worker-{stage}" for stage in range(self.num_stages)]
+
+    @property
+    def decides(self) -> bool:
+        return self.clip_norm > 0 or self.scaler is not None
 
     @property
     def choices(self) -> Sequence[OptimizerChoice]:
@@ -97,6 +106,9 @@ class JobSetup(ABC):
             loss=self.loss,
             check_finite=self.check_finite,
             clip_value=self.clip_value,
+            clips_norm=self.clip_norm > 0,
+            autocast=self.autocast,
+            scale=first_scale(self.scaler).value if self.scaler is not None else None,
         )
 
     def first_layer(self, stage: int) -> int:
@@ -118,7 +130,7 @@ class Setup(JobSetup):
         return len(self.cuts) + 1
 
     def edges(self, *, has_labels: bool) -> Edges:
-        return make_edges(self.num_stages, has_labels=has_labels, clips=self.clip_norm > 0)
+        return make_edges(self.num_stages, has_labels=has_labels, decides=self.decides)
 
     def make_parts(self, specs: Sequence[StageSpec]) -> Parts:
         layers = [(str(index), layer) for index, layer in enumerate(built(self.make_layers))]
@@ -165,6 +177,7 @@ class Cluster:
                 in_flight=setup.in_flight,
                 schedule_text=setup.schedule_text,
                 clip_norm=setup.clip_norm,
+                scaler=setup.scaler,
             )
             self.network.ports |= dict.fromkeys(held, self.ports[worker])
             self.runtimes[worker] = Runtime(self.ports[worker], held, settings)
@@ -223,12 +236,13 @@ def train_plain(setup: Setup, batches: Sequence[Batch]) -> PlainRun:
         total = 0.0
         for index, share in enumerate(split.shares(weights)):
             value = copied(inputs[index])
-            for number, layer in enumerate(layers):
-                torch.default_generator.manual_seed(seeds.derive(SEED, "forward", step, index, number))
-                value = layer(value)
-            if setup.loss is not None:
-                value = setup.loss(value) if labels is None else setup.loss(value, labels[index])
-            (value * share).backward()
+            with updates.autocast():
+                for number, layer in enumerate(layers):
+                    torch.default_generator.manual_seed(seeds.derive(SEED, "forward", step, index, number))
+                    value = layer(value)
+                if setup.loss is not None:
+                    value = setup.loss(value) if labels is None else setup.loss(value, labels[index])
+            updates.scaled(value * share).backward()
             total += share * value.item()
         updates.apply(step)
         losses.append(total)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from tests.unit.executor.network import JobSetup
@@ -20,15 +21,32 @@ class PlainUpdates:
         self.optimizers = (
             [setup.make_optimizer(self.parameters)] if setup.plain_optimizers is None else setup.plain_optimizers(model)
         )
+        scaler = setup.scaler
+        self._scaler = (
+            torch.amp.GradScaler("cpu", enabled=False)
+            if scaler is None
+            else torch.amp.GradScaler("cpu", **asdict(scaler))
+        )
         choice = setup.scheduler
         self.schedulers = [choice.make(each) for each in self.optimizers] if choice is not None else []
 
+    def autocast(self) -> torch.autocast:
+        dtype = self._setup.autocast
+        return torch.autocast("cpu", dtype=dtype, enabled=dtype is not None)
+
+    def scaled(self, loss: Tensor) -> Any:
+        return self._scaler.scale(loss)
+
     def apply(self, step: int) -> None:
         setup = self._setup
+        for optimizer in self.optimizers:
+            self._scaler.unscale_(optimizer)
         self._clip()
         for optimizer in self.optimizers:
-            optimizer.step()
+            self._scaler.step(optimizer)
             optimizer.zero_grad(set_to_none=True)
+        self._scaler.update()
+        setup.plain_scales.append(self._scaler.get_scale())
         is_end = setup.epoch(step + 1) > setup.epoch(step)
         if setup.scheduler is not None and (is_end or not setup.scheduler.is_by_epoch):
             for scheduler in self.schedulers:

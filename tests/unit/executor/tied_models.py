@@ -148,7 +148,7 @@ class ListSetup(Setup):
         return Plan.from_json(plan.to_json())
 
     def edges(self, *, has_labels: bool) -> Edges:
-        return edges_of(self.plan, has_labels=has_labels, clips=self.clip_norm > 0)
+        return edges_of(self.plan, has_labels=has_labels, decides=self.decides)
 
     def make_parts(self, specs: Sequence[StageSpec]) -> Parts:
         return make_parts(self.make_layers, self.plan, specs, Where())
