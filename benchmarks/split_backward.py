@@ -26,6 +26,7 @@ from benchmarks.results import Result
 from pipesvc.model import malloc
 from pipesvc.worker.data_trial import parcel_of
 from pipesvc.worker.executor.inbox import Parcel
+from pipesvc.worker.executor.optimizing import Updates
 from pipesvc.worker.executor.sequence_program import SequenceProgram
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
@@ -65,7 +66,7 @@ class Contender:
             splits_backward=splits,
         )
         self._splits = splits
-        self.stage = Stage(spec, SequenceProgram(spec, blocks), lambda parameters: torch.optim.SGD(parameters, lr=0.0))
+        self.stage = Stage(spec, SequenceProgram(spec, blocks), lambda _: Updates())
         self._inputs = _parcel(torch.randn(SHAPE), wants_gradient=True)
         self._gradients = _parcel(torch.randn(SHAPE), wants_gradient=False)
         self.step()  # what is split is found in the first one

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from pipesvc.client.job import Call as Call
     from pipesvc.client.job import DataSource as DataSource
     from pipesvc.client.job import Evaluation as Evaluation
+    from pipesvc.client.job import GradScaler as GradScaler
     from pipesvc.client.job import Job as Job
     from pipesvc.client.job import Optimizer as Optimizer
     from pipesvc.client.job import ScheduleFile as ScheduleFile
+    from pipesvc.client.job import Scheduler as Scheduler
     from pipesvc.client.job import Strategy as Strategy
     from pipesvc.client.job import StreamSource as StreamSource
     from pipesvc.client.local import LocalCluster as LocalCluster
@@ -39,6 +41,7 @@ _HOMES = {
     "DataSource": "pipesvc.client.job",
     "Evaluated": "pipesvc.client.run",
     "Evaluation": "pipesvc.client.job",
+    "GradScaler": "pipesvc.client.job",
     "Job": "pipesvc.client.job",
     "LocalCluster": "pipesvc.client.local",
     "Optimizer": "pipesvc.client.job",
@@ -46,6 +49,7 @@ _HOMES = {
     "PipesvcWarning": "pipesvc.client.watching",
     "Run": "pipesvc.client.run",
     "ScheduleFile": "pipesvc.client.job",
+    "Scheduler": "pipesvc.client.job",
     "Step": "pipesvc.client.run",
     "Strategy": "pipesvc.client.job",
     "StreamSource": "pipesvc.client.job",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any, Final
 
-from pipesvc.client.checks import refuse, shown
+from pipesvc.client.checks import refusal, refuse, shown, text
 
 _WAY_OUT = "Write a function at the top level of a file, and pass values with pipesvc.Call(function, name=value)"
 # What Python reads back: a whole number of at most so many digits, and lists in lists far from its recursion limit.
@@ -24,15 +24,23 @@ _MAX_DEPTH: Final = 100
 
 
 class Call:
-    """`Call(function, name=value, ...)`: the function, and keyword arguments for it that are JSON."""
+    """`Call(function, name=value, ...)`: the function, and keyword arguments for it.
 
-    __slots__ = ("arguments", "function")
+    Arguments are JSON, or functions and classes that can be imported, which are kept in `functions`.
+    """
+
+    __slots__ = ("arguments", "function", "functions")
 
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
+    functions: Mapping[str, Callable[..., Any]]
 
     def __init__(self, function: Callable[..., Any], /, **arguments: Any) -> None:
         check_function(function, what=type(self).__name__)
+        functions = {name: value for name, value in arguments.items() if callable(value)}
+        for name, value in functions.items():
+            check_function(value, what=f"the argument {name}")
+            del arguments[name]
         try:
             for name, value in arguments.items():
                 check_json(value, path=name)
@@ -41,6 +49,7 @@ class Call:
             raise refuse(f"the arguments of {type(self).__name__} are no JSON: {error}") from None
         object.__setattr__(self, "function", function)
         object.__setattr__(self, "arguments", dict(arguments))
+        object.__setattr__(self, "functions", functions)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen: make another one to change {name!r}")
@@ -48,14 +57,17 @@ class Call:
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other) or not isinstance(other, Call):
             return NotImplemented
-        return self.function is other.function and self.arguments == other.arguments
+        mine, theirs = ((each.function, each.arguments, each.functions) for each in (self, other))
+        return mine == theirs
 
     def __hash__(self) -> int:
         return hash((type(self), self.function, self.arguments_json))
 
     def __repr__(self) -> str:
-        pairs = "".join(f", {name}={value!r}" for name, value in self.arguments.items())
-        return f"{type(self).__name__}({getattr(self.function, '__qualname__', self.function)}{pairs})"
+        shown = {name: repr(value) for name, value in self.arguments.items()}
+        shown |= {name: each.__qualname__ for name, each in self.functions.items()}
+        pairs = "".join(f", {name}={value}" for name, value in shown.items())
+        return f"{type(self).__name__}({self.function.__qualname__}{pairs})"
 
     @property
     def arguments_json(self) -> str:
@@ -63,9 +75,85 @@ class Call:
 
 
 class Optimizer(Call):
-    """`Optimizer(torch.optim.SGD, lr=0.1)`: made on each stage over that stage's parameters."""
+    """`Optimizer(torch.optim.SGD, lr=0.1)`: made on each stage over that stage's parameters.
 
-    __slots__ = ()
+    `groups` gives parameters options of their own: `{"*.bias": {"weight_decay": 0.0}}` by patterns (fnmatch) on the
+    names of the unsplit model, of which the first that matches counts; or an importable function
+    `rule(name, parameter)` that returns a dict of options, equal ones for parameters of one group. It sees parameters
+    of other stages without their values.
+    """
+
+    __slots__ = ("groups",)
+
+    groups: Mapping[str, Mapping[str, Any]] | Call | None
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        /,
+        *,
+        groups: Mapping[str, Mapping[str, Any]] | Callable[..., Any] | Call | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(function, **arguments)
+        object.__setattr__(self, "groups", _checked_groups(groups))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Optimizer):
+            return NotImplemented
+        return self.groups == other.groups and super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+    def __repr__(self) -> str:
+        groups = "" if self.groups is None else f", groups={self.groups!r}"
+        return f"{super().__repr__()[:-1]}{groups})"
+
+
+class Scheduler(Call):
+    """`Scheduler(torch.optim.lr_scheduler.StepLR, step_size=3)`: made on each stage over each of its optimizers.
+
+    It is stepped after every update (`every="step"`) or at the end of every epoch (`every="epoch"`). A function that
+    takes an optimizer and returns a scheduler will do as well.
+    """
+
+    __slots__ = ("every",)
+
+    every: str
+
+    def __init__(self, function: Callable[..., Any], /, *, every: str = "step", **arguments: Any) -> None:
+        super().__init__(function, **arguments)
+        if not isinstance(every, str) or every not in ("step", "epoch"):
+            raise refusal("every", every, '"step" or "epoch"')
+        object.__setattr__(self, "every", every)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Scheduler):
+            return NotImplemented
+        return self.every == other.every and super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, every={self.every!r})"
+
+
+def _checked_groups(groups: object) -> Mapping[str, Mapping[str, Any]] | Call | None:
+    if groups is None or isinstance(groups, Call):
+        return groups
+    if not isinstance(groups, Mapping):
+        valid = "a dict of name patterns to options, or a function rule(name, parameter)"
+        if not callable(groups):
+            raise refusal("groups", groups, valid, 'Write groups={"*.bias": {"weight_decay": 0.0}}')
+        return as_call(groups, what="groups")
+    for pattern, options in groups.items():
+        text("a pattern of groups", pattern)
+        if not isinstance(options, Mapping):
+            raise refusal(f"groups has {pattern!r}, whose value", options, 'a dict like {"weight_decay": 0.0}')
+        check_json(dict(options), path=f"groups[{pattern!r}]")
+    return {pattern: dict(options) for pattern, options in groups.items()}
 
 
 def as_call(value: Callable[..., Any] | Call, *, what: str) -> Call:

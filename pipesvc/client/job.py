@@ -7,23 +7,35 @@ can know (layers, devices, shapes) is checked at submit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipesvc.client import checks, weights_source
-from pipesvc.client.calls import Call, Optimizer, as_call, check_function
+from pipesvc.client.calls import Call, Optimizer, Scheduler, as_call, check_function
 from pipesvc.client.checks import refuse
 from pipesvc.client.evaluation import Evaluation
+from pipesvc.client.precision import AUTOCAST_DTYPES, GradScaler
 from pipesvc.client.schedule_file import ScheduleFile
 from pipesvc.client.sources import DataSource, StreamSource
-from pipesvc.client.strategy import Strategy
+from pipesvc.client.strategy import MAX_MICRO_BATCHES, Strategy
 
 if TYPE_CHECKING:
     from pipesvc.client.run import Run
 
-__all__ = ["Call", "DataSource", "Evaluation", "Job", "Optimizer", "ScheduleFile", "Strategy", "StreamSource"]
+__all__ = [
+    "Call",
+    "DataSource",
+    "Evaluation",
+    "GradScaler",
+    "Job",
+    "Optimizer",
+    "ScheduleFile",
+    "Scheduler",
+    "Strategy",
+    "StreamSource",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +44,9 @@ class Job:
 
     model: Callable[..., Any] | Call
     """A function that returns the model: an nn.Module, or its layers as an nn.Sequential or a list of modules."""
-    optimizer: Optimizer
+    optimizer: Optimizer | Mapping[str, Optimizer]
+    """One for all parameters, or several by patterns (fnmatch) on their names: {"embed.*": ..., "*": ...}. Of these the
+    first that matches takes a parameter, and each must be taken."""
     data: DataSource | StreamSource
     loss: Callable[..., Any] | Call | None = None
     """loss(output, label), or loss(output) without labels; None: the model's last layer returns the loss."""
@@ -44,8 +58,19 @@ class Job:
     seed: int = 0
     clip_norm: float | None = None
     """Scale gradients so that their global norm over all stages is at most this."""
+    clip_value: float | None = None
+    """Bound every single value of the gradients by this, as torch.nn.utils.clip_grad_value_ does."""
+    accumulate: int = 1
+    """Mini-batches of one optimizer step; `max_steps` and schedulers count steps. The last step of an epoch has what is
+    left. Each mini-batch is cut into `micro_batches`, and the pipeline does not drain between them."""
+    autocast: str | None = None
+    """"bfloat16" or "float16": torch.autocast around forward and loss, on the device of each stage."""
+    grad_scaler: GradScaler | bool = False
+    """Scale losses so that small gradients survive float16, as torch.amp.GradScaler does; True: with its defaults."""
     check_finite: bool = False
-    """End the run with NON_FINITE_LOSS instead of training on."""
+    """End the run with NON_FINITE_LOSS instead of training on, also where a scaler would skip the step."""
+    scheduler: Scheduler | None = None
+    """Changes the optimizer's rates after steps or epochs."""
     weight: Callable[..., Any] | Call | None = None
     """weight(labels) gives one number per row; None: every row weighs the same."""
     evaluation: Evaluation | None = None
@@ -65,6 +90,18 @@ class Job:
     """How long one step may take."""
 
     @property
+    def scaler(self) -> GradScaler | None:
+        """None: losses are not scaled."""
+        if isinstance(self.grad_scaler, GradScaler):
+            return self.grad_scaler
+        return GradScaler() if self.grad_scaler else None
+
+    @property
+    def decides(self) -> bool:
+        """Whether stages must agree on something before they update."""
+        return self.clip_norm is not None or self.scaler is not None
+
+    @property
     def num_epochs(self) -> int:
         """Passes over the data; 0: as many as max_steps needs."""
         if self.epochs is not None:
@@ -74,6 +111,9 @@ class Job:
     def __post_init__(self) -> None:
         as_call(self.model, what="model")
         self._check_optimizer()
+        if self.scheduler is not None:
+            fix = "Write scheduler=pipesvc.Scheduler(torch.optim.lr_scheduler.StepLR, step_size=3)"
+            checks.is_a("scheduler", self.scheduler, Scheduler, "a pipesvc.Scheduler", fix)
         for what in ("loss", "weight"):
             value = getattr(self, what)
             if value is not None:
@@ -95,6 +135,9 @@ class Job:
         if isinstance(self.optimizer, Optimizer):
             return
         fix = "Write optimizer=pipesvc.Optimizer(torch.optim.SGD, lr=0.1)"
+        if isinstance(self.optimizer, Mapping):
+            _check_optimizers(self.optimizer)
+            return
         if isinstance(self.optimizer, Call):
             raise refuse("optimizer is a Call", fix)
         given = f"an instance of {type(self.optimizer).__name__}"
@@ -109,6 +152,16 @@ class Job:
             fix = "Write data=pipesvc.DataSource(reader, batch_size=8)"
             raise checks.refusal("data", data, "a pipesvc.DataSource or a pipesvc.StreamSource", fix)
         m = self.strategy.micro_batches
+        if m * self.accumulate > MAX_MICRO_BATCHES:
+            raise refuse(
+                f"micro_batches is {m} and accumulate is {self.accumulate}",
+                f"A step has at most {MAX_MICRO_BATCHES} micro-batches",
+            )
+        if self.accumulate > 1 and isinstance(self.strategy.schedule, ScheduleFile):
+            raise refuse(
+                f"accumulate is {self.accumulate}, and a schedule file orders the micro-batches of one mini-batch",
+                "Choose a schedule by its name, or make batch_size and micro_batches larger",
+            )
         if data.batch_size is not None and data.batch_size < m:
             raise refuse(
                 f"batch_size is {data.batch_size} and micro_batches is {m}: a micro-batch would have no row",
@@ -140,8 +193,16 @@ class Job:
         checks.whole_or_none("epochs", self.epochs, 1)
         checks.whole_or_none("max_steps", self.max_steps, 1, checks.MAX_NUMBER)
         checks.whole("seed", self.seed, 0, checks.MAX_NUMBER)
-        if self.clip_norm is not None:
-            checks.positive("clip_norm", self.clip_norm)
+        for name in ("clip_norm", "clip_value"):
+            if getattr(self, name) is not None:
+                checks.positive(name, getattr(self, name))
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise refuse("clip_norm and clip_value are both given", "Gradients are clipped in one way: leave one out")
+        checks.whole("accumulate", self.accumulate, 1)
+        if self.autocast is not None and self.autocast not in AUTOCAST_DTYPES:
+            raise checks.refusal("autocast", self.autocast, " or ".join(AUTOCAST_DTYPES))
+        fix = "Write grad_scaler=True, or pipesvc.GradScaler(init_scale=1024.0)"
+        checks.is_a("grad_scaler", self.grad_scaler, (bool, GradScaler), "True, False or a pipesvc.GradScaler", fix)
         checks.flag("check_finite", self.check_finite)
         for name in ("worker_wait_s", "build_timeout_s", "step_timeout_s"):
             checks.duration(name, getattr(self, name))
@@ -153,3 +214,12 @@ class Job:
         checks.sequence("include", self.include, "a list of files or globs", fix)
         for pattern in self.include:
             checks.text("a pattern of include", pattern, most=checks.MAX_LONG_TEXT)
+
+
+def _check_optimizers(optimizers: Mapping[str, Optimizer]) -> None:
+    fix = 'Write optimizer={"embed.*": pipesvc.Optimizer(torch.optim.SparseAdam), "*": pipesvc.Optimizer(...)}'
+    if not optimizers:
+        raise refuse("optimizer is {}, which updates nothing", fix)
+    for pattern, each in optimizers.items():
+        checks.text("a pattern of optimizer", pattern, fix)
+        checks.is_a(f"optimizer has {pattern!r}, whose value", each, Optimizer, "a pipesvc.Optimizer", fix)

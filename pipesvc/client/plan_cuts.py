@@ -33,12 +33,12 @@ class Scored(NamedTuple):
     strategy: Strategy
 
 
-def settings_of(strategy: Strategy) -> StrategySettings:
-    """The same for the planner; only for a strategy whose boundaries are given."""
+def settings_of(strategy: Strategy, accumulate: int) -> StrategySettings:
+    """The same for the planner, whose steps have so many mini-batches; only where the boundaries are given."""
     boundaries = strategy.boundaries
     return StrategySettings(
         is_pipelined=strategy.pipeline,
-        micro_batches=strategy.micro_batches,
+        micro_batches=strategy.micro_batches * accumulate,
         schedule=FILE if isinstance(strategy.schedule, ScheduleFile) else strategy.schedule,
         schedule_text=strategy.schedule.text if isinstance(strategy.schedule, ScheduleFile) else "",
         num_stages=strategy.num_stages or 0,
@@ -50,7 +50,7 @@ def settings_of(strategy: Strategy) -> StrategySettings:
     )
 
 
-def cuts_of(asked: Strategy, costs: Costs) -> list[Strategy]:
+def cuts_of(asked: Strategy, accumulate: int, costs: Costs) -> list[Strategy]:
     """The strategy with its boundaries: as given, or the two best that the partitioner finds, with their places.
 
     Where the schedule is open, the cut is made for 1F1B as it is usual, or else for as many micro-batches in flight as
@@ -64,7 +64,8 @@ def cuts_of(asked: Strategy, costs: Costs) -> list[Strategy]:
     if usual and _shares_workers(asked):
         return usual
     try:
-        found = _shared(asked, costs) if _shares_workers(asked) else _partitions(asked, costs)
+        find = _shared if _shares_workers(asked) else _partitions
+        found = find(asked, accumulate, costs)
     except PipesvcError:
         if not usual:
             raise
@@ -73,18 +74,18 @@ def cuts_of(asked: Strategy, costs: Costs) -> list[Strategy]:
 
 
 def _shares_workers(strategy: Strategy) -> bool:
-    return not strategy.has_open_schedule and shares_workers(settings_of(replace(strategy, boundaries=())).schedule)
+    return not strategy.has_open_schedule and shares_workers(settings_of(replace(strategy, boundaries=()), 1).schedule)
 
 
-def _partitions(asked: Strategy, costs: Costs) -> list[Scored]:
+def _partitions(asked: Strategy, accumulate: int, costs: Costs) -> list[Scored]:
     """For a schedule under which a stage may lie anywhere."""
-    search = partial(_search, asked, costs, asked.placement, asked.num_stages or 0)
+    search = partial(_search, asked, accumulate, costs, asked.placement, asked.num_stages or 0)
     if not asked.has_open_schedule:
-        return search(_in_flight(asked))
+        return search(_in_flight(asked, accumulate))
     try:
         return search(None)
     except PipesvcError:
-        return _with_fewer_in_flight(search, min(asked.micro_batches, len(costs.layers)))
+        return _with_fewer_in_flight(search, min(asked.micro_batches * accumulate, len(costs.layers)))
 
 
 def _with_fewer_in_flight(search: Callable[[InFlight], list[Scored]], usual: int) -> list[Scored]:
@@ -101,20 +102,20 @@ def _with_fewer_in_flight(search: Callable[[InFlight], list[Scored]], usual: int
     return found(num_fitting) if num_fitting else search(lambda stage, num_stages: 1)
 
 
-def _shared(asked: Strategy, costs: Costs) -> list[Scored]:
+def _shared(asked: Strategy, accumulate: int, costs: Costs) -> list[Scored]:
     """For a schedule that says which stages lie on one worker: the two best over the orders of workers."""
-    settings = settings_of(replace(asked, boundaries=()))
+    settings = settings_of(replace(asked, boundaries=()), accumulate)
     schedule, text = settings.schedule, settings.schedule_text
     num_workers = len({device.worker for device in costs.devices})
     num_stages = asked.num_stages or num_stages_by_default(schedule, num_workers, text, num_layers=len(costs.layers))
     numbers = homes(schedule, num_stages=num_stages, num_workers=num_workers, text=text)
-    lists = step_lists(schedule, homes=[*map(str, numbers)], num_micro_batches=asked.micro_batches, text=text)
+    lists = step_lists(schedule, homes=[*map(str, numbers)], num_micro_batches=settings.micro_batches, text=text)
     found: list[Scored] = []
     refusals = []
     for places in shared_places(numbers, asked.placement, costs) if num_stages <= len(costs.layers) else ():
         try:
             # The search asks too for a stage that is not there, and then the number makes no difference.
-            found += _search(asked, costs, places, num_stages, lambda stage, _: lists.bounds.get(stage, 1))
+            found += _search(asked, accumulate, costs, places, num_stages, lambda stage, _: lists.bounds.get(stage, 1))
         except PipesvcError as error:
             refusals.append(error)
     if not found:
@@ -125,13 +126,18 @@ def _shared(asked: Strategy, costs: Costs) -> list[Scored]:
 
 
 def _search(
-    asked: Strategy, costs: Costs, places: Mapping[str, str], num_stages: int, in_flight: InFlight | None
+    asked: Strategy,
+    accumulate: int,
+    costs: Costs,
+    places: Mapping[str, str],
+    num_stages: int,
+    in_flight: InFlight | None,
 ) -> list[Scored]:
     """The two best cuts for these places. Stages on one device share its memory, in equal parts if that will do."""
     equal, whole = (repeated(costs, places, shares_memory=shares_memory) for shares_memory in (True, False))
     cut_in = partial(
         partition,
-        num_micro_batches=asked.micro_batches,
+        num_micro_batches=asked.micro_batches * accumulate,
         method=str(asked.boundaries),
         constraints=PartitionConstraints(
             num_stages=num_stages, places=places, allow_cpu_for_gpu=asked.allow_cpu_for_gpu
@@ -149,7 +155,7 @@ def _search(
     ]
 
 
-def shared_cuts_of(asked: Strategy, costs: Costs) -> list[Strategy]:
+def shared_cuts_of(asked: Strategy, accumulate: int, costs: Costs) -> list[Strategy]:
     """For an open schedule, the strategies with several stages on each worker.
 
     Not where the user has said by marks or places which worker holds what.
@@ -165,13 +171,13 @@ def shared_cuts_of(asked: Strategy, costs: Costs) -> list[Strategy]:
     for schedule in SHARED:
         if not (asked.compile and splits_backward(schedule)):
             with suppress(PipesvcError):
-                found += cuts_of(replace(asked, schedule=schedule), costs)
+                found += cuts_of(replace(asked, schedule=schedule), accumulate, costs)
     return found
 
 
-def _in_flight(strategy: Strategy) -> InFlight:
+def _in_flight(strategy: Strategy, accumulate: int) -> InFlight:
     """The micro-batches alive on a stage under a schedule that is given."""
-    settings = settings_of(replace(strategy, boundaries=()))
+    settings = settings_of(replace(strategy, boundaries=()), accumulate)
 
     def num_alive(stage: int, num_stages: int) -> int:
         lists = step_lists(

@@ -75,7 +75,8 @@ def plan_job(job: Job, costs: Costs, crew: Crew) -> Planned:
     names = {worker.name for worker in workers}
     usable = replace(costs, devices=tuple(device for device in costs.devices if device.worker in names))
     tried, refusals = [], []
-    for strategy in (*cuts_of(job.strategy, usable), *shared_cuts_of(job.strategy, usable)):
+    asked = job.strategy, job.accumulate, usable
+    for strategy in (*cuts_of(*asked), *shared_cuts_of(*asked)):
         try:
             tried.append(_planned(replace(job, strategy=strategy), usable, workers, crew.fingerprints))
         except PipesvcError as error:
@@ -103,7 +104,9 @@ def _shape(planned: Planned) -> tuple[object, str]:
     return planned.plan.stages, planned.plan.schedule
 
 
-def predict(plan: Plan, costs: Costs, fingerprints: Mapping[str, str], *, clips: bool) -> tuple[PlanReport, Candidate]:
+def predict(
+    plan: Plan, costs: Costs, fingerprints: Mapping[str, str], *, decides: bool
+) -> tuple[PlanReport, Candidate]:
     """What these costs let expect of a plan, whoever made it and whether it fits or not."""
     stages = _stages(plan, costs)
     evaluated = evaluate(
@@ -111,7 +114,7 @@ def predict(plan: Plan, costs: Costs, fingerprints: Mapping[str, str], *, clips:
         stages,
         num_micro_batches=plan.micro_batches,
         in_flight=plan.in_flight,
-        clips=clips,
+        decides=decides,
         text=plan.schedule_text,
         link=costs.link,
     )
@@ -124,7 +127,7 @@ def strategy_of(plan: Plan, asked: Strategy) -> Strategy:
     is_cut = asked.pipeline and not is_marked
     return Strategy(
         pipeline=asked.pipeline,
-        micro_batches=plan.micro_batches,
+        micro_batches=asked.micro_batches,
         schedule=plan.schedule if asked.has_open_schedule else asked.schedule,
         num_stages=1 if is_cut and plan.num_stages == 1 else None,
         boundaries=tuple(stage.layer_names[0] for stage in plan.stages[1:]) if is_cut else (),
@@ -142,24 +145,23 @@ def _planned(job: Job, costs: Costs, workers: Sequence[WorkerInfo], fingerprints
     reasons: tuple[str, ...] = ()
     runner_up = ""
     if asked.has_open_schedule:
-        stages = _stages(_plan(replace(asked, schedule="1F1B"), costs, workers), costs)
+        stages = _stages(_plan(replace(asked, schedule="1F1B"), job.accumulate, costs, workers), costs)
         choice = choose_schedule(
             stages,
-            num_micro_batches=asked.micro_batches,
-            clips=job.clip_norm is not None,
+            num_micro_batches=asked.micro_batches * job.accumulate,
+            decides=job.decides,
             may_split=not asked.compile,
             link=costs.link,
         )
         asked = replace(asked, schedule=choice.best.schedule, in_flight=choice.best.in_flight or None)
         chosen, runner_up = choice.reason
         reasons = (chosen,)
-    plan = _plan(asked, costs, workers)
-    report, evaluated = predict(plan, costs, fingerprints, clips=job.clip_norm is not None)
+    plan = _plan(asked, job.accumulate, costs, workers)
+    report, evaluated = predict(plan, costs, fingerprints, decides=job.decides)
     stages = _stages(plan, costs)
     check_memory(stages, evaluated.memory)
     if job.strategy.schedule in SHARED and not reasons:
-        clips = job.clip_norm is not None
-        found = praise(evaluated, stages, num_micro_batches=plan.micro_batches, clips=clips, link=costs.link)
+        found = praise(evaluated, stages, num_micro_batches=plan.micro_batches, decides=job.decides, link=costs.link)
         reasons = (found,)
     return Planned(
         plan=plan,
@@ -169,10 +171,10 @@ def _planned(job: Job, costs: Costs, workers: Sequence[WorkerInfo], fingerprints
     )
 
 
-def _plan(strategy: Strategy, costs: Costs, workers: Sequence[WorkerInfo]) -> Plan:
+def _plan(strategy: Strategy, accumulate: int, costs: Costs, workers: Sequence[WorkerInfo]) -> Plan:
     """As the coordinator would make it, but for memory: of that these costs know more, and it is checked once."""
     boundless = [replace(worker, memory_bytes=0, memory_limit_bytes=0) for worker in workers]
-    plan = make_plan(settings_of(strategy), layer_infos(costs.layers), boundless, costs.flow_json)
+    plan = make_plan(settings_of(strategy, accumulate), layer_infos(costs.layers), boundless, costs.flow_json)
     if isinstance(plan, MissingWorkers):
         raise PipesvcError(ErrorCode.MISSING_WORKER, f"the plan has {plan.text}", advice="Start them, then plan again.")
     return plan
@@ -208,7 +210,7 @@ def _stages(plan: Plan, costs: Costs) -> tuple[StageCost, ...]:
 
 
 def _check_ways(plan: Plan, costs: Costs) -> None:
-    for sender, receiver in edges_of(plan, has_labels=False, clips=False).pairs:
+    for sender, receiver in edges_of(plan, has_labels=False, decides=False).pairs:
         workers = plan.stages[sender].worker, plan.stages[receiver].worker
         if not costs.link(*workers).is_open:
             raise PipesvcError(

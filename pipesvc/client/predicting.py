@@ -48,6 +48,10 @@ def prediction_job(
         evaluation=None,
         weight=None,
         clip_norm=None,
+        clip_value=None,
+        accumulate=1,
+        grad_scaler=False,
+        scheduler=None,
         check_finite=False,
     )
 

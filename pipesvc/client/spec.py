@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +17,9 @@ from pipesvc.client import checks, weights_source
 from pipesvc.client.bundle import Bundle, make_bundle
 from pipesvc.client.calls import Call, as_call
 from pipesvc.client.evaluation import Evaluation
-from pipesvc.client.job import DataSource, Job, Strategy, StreamSource
+from pipesvc.client.job import DataSource, GradScaler, Job, Strategy, StreamSource
 from pipesvc.client.notebook import Notebook, make_notebook
+from pipesvc.client.optimizer_spec import optimizer_calls, write_optimizers
 from pipesvc.client.references import Reference, resolve
 from pipesvc.client.schedule_file import ScheduleFile
 from pipesvc.core.schedules import FILE
@@ -33,6 +34,12 @@ _YIELDS = {
 # How calls are named here that are no field of the job.
 _EVALUATION_SOURCE: Final = "evaluation source"
 _METRIC: Final = "metric "
+_AUTOCASTS = {
+    None: job_pb2.AUTOCAST_UNSPECIFIED,
+    "bfloat16": job_pb2.AUTOCAST_BFLOAT16,
+    "float16": job_pb2.AUTOCAST_FLOAT16,
+}
+_PERIODS = {"step": job_pb2.SCHEDULER_PERIOD_STEP, "epoch": job_pb2.SCHEDULER_PERIOD_EPOCH}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,20 +55,12 @@ def make_submission(job: Job, *, is_prediction: bool = False) -> Submission:
 
     A prediction needs nothing of what a training needs beside the model.
     """
-    calls: dict[str, Call] = {"model": as_call(job.model, what="model")}
-    if not is_prediction:
-        calls["optimizer"] = job.optimizer
-        for what in ("loss", "weight"):
-            value = getattr(job, what)
-            if value is not None:
-                calls[what] = as_call(value, what=what)
-    if not isinstance(job.data, StreamSource):
-        calls["source"] = as_call(job.data.source, what="source")
-    if job.evaluation is not None:
-        calls |= _evaluation_calls(job.evaluation)
+    calls = _calls_of(job, is_prediction=is_prediction)
     references = {what: resolve(call.function) for what, call in calls.items()}
-    notebook = _notebook_of(list(references.values()))
-    bundle = _bundle_of(job, references, notebook)
+    arguments = {what: {name: resolve(each) for name, each in call.functions.items()} for what, call in calls.items()}
+    resolved = [*references.values(), *(each for given in arguments.values() for each in given.values())]
+    notebook = _notebook_of(resolved)
+    bundle = _bundle_of(job, references["model"], resolved, notebook)
     spec = job_pb2.JobSpec(
         name=job.name or references["model"].qualname,
         data=_data_spec(job.data),
@@ -73,6 +72,10 @@ def make_submission(job: Job, *, is_prediction: bool = False) -> Submission:
         max_steps=job.max_steps or 0,
         seed=job.seed,
         clip_norm=job.clip_norm or 0.0,
+        clip_value=job.clip_value or 0.0,
+        accumulate=job.accumulate,
+        autocast=_AUTOCASTS[job.autocast],
+        grad_scaler=_scaler_spec(job.scaler),
         check_finite=job.check_finite,
         worker_wait_s=job.worker_wait_s,
         build_timeout_s=job.build_timeout_s,
@@ -81,11 +84,40 @@ def make_submission(job: Job, *, is_prediction: bool = False) -> Submission:
         torch_version=_version_of("torch"),
         bundle_sha256=bundle.sha256,
     )
-    for what, call in calls.items():
-        target = references[what].target(notebook.name if notebook else "")
-        place = _place_of(spec, what)
-        place.CopyFrom(types_pb2.Call(target=target, arguments_json=call.arguments_json))
+    notebook_name = notebook.name if notebook else ""
+    messages = {
+        what: types_pb2.Call(
+            target=references[what].target(notebook_name),
+            arguments_json=call.arguments_json,
+            functions={name: each.target(notebook_name) for name, each in arguments[what].items()},
+        )
+        for what, call in calls.items()
+    }
+    for what in messages.keys() - optimizer_calls(job).keys():
+        _place_of(spec, what).CopyFrom(messages[what])
+    if not is_prediction:
+        write_optimizers(spec, job, messages)
+        if job.scheduler is not None:
+            spec.scheduler.every = _PERIODS[job.scheduler.every]
     return Submission(spec=spec, bundle=bundle)
+
+
+def _calls_of(job: Job, *, is_prediction: bool) -> dict[str, Call]:
+    """Every function of the job, by its part in it."""
+    calls: dict[str, Call] = {"model": as_call(job.model, what="model")}
+    if not is_prediction:
+        calls |= optimizer_calls(job)
+        for what in ("loss", "weight"):
+            value = getattr(job, what)
+            if value is not None:
+                calls[what] = as_call(value, what=what)
+        if job.scheduler is not None:
+            calls["scheduler"] = job.scheduler
+    if not isinstance(job.data, StreamSource):
+        calls["source"] = as_call(job.data.source, what="source")
+    if job.evaluation is not None:
+        calls |= _evaluation_calls(job.evaluation)
+    return calls
 
 
 def measurable(job: Job, micro_batches: int | None = None) -> Job:
@@ -105,6 +137,8 @@ def _place_of(spec: job_pb2.JobSpec, what: str) -> types_pb2.Call:
     """Where in the message the call with this name belongs."""
     if what == "source":
         return spec.data.source
+    if what == "scheduler":
+        return spec.scheduler.make
     if what == _EVALUATION_SOURCE:
         return spec.evaluation.data.source
     if what.startswith(_METRIC):
@@ -142,6 +176,10 @@ def _data_spec(data: DataSource | StreamSource) -> job_pb2.DataSpec:
     )
 
 
+def _scaler_spec(scaler: GradScaler | None) -> job_pb2.GradScalerSpec | None:
+    return job_pb2.GradScalerSpec(**asdict(scaler)) if scaler is not None else None
+
+
 def _strategy_spec(strategy: Strategy) -> job_pb2.StrategySpec:
     if strategy.is_open:
         raise PipesvcError(ErrorCode.INTERNAL, "a strategy with open parts was submitted without a plan")
@@ -171,9 +209,9 @@ def _notebook_of(references: Sequence[Reference]) -> Notebook | None:
     return make_notebook(cells, sorted({r.qualname.split(".")[0] for r in ours}), namespace)
 
 
-def _bundle_of(job: Job, references: dict[str, Reference], notebook: Notebook | None) -> Bundle:
-    sources = {reference.source for reference in references.values() if reference.source is not None}
-    first = references["model"].source or min(sources, key=lambda source: source.path, default=None)
+def _bundle_of(job: Job, model: Reference, references: Sequence[Reference], notebook: Notebook | None) -> Bundle:
+    sources = {reference.source for reference in references if reference.source is not None}
+    first = model.source or min(sources, key=lambda source: source.path, default=None)
     return make_bundle(
         sorted(sources, key=lambda source: source.path),
         include=job.include,

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pipesvc.coordinator.failures import failure
 from pipesvc.coordinator.fleet import Fleet, Member
 from pipesvc.coordinator.reach import Unreached
-from pipesvc.core.edges import edges_of
 from pipesvc.core.fingerprints import fingerprint_warnings
 from pipesvc.core.layer_info import SharedParameter
 from pipesvc.core.placement import reachable_first
@@ -21,6 +20,7 @@ from pipesvc.core.schedules import num_stages_by_default
 from pipesvc.core.stages import is_uncut
 from pipesvc.errors import ErrorCode
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
+from pipesvc.wire.job_edges import edges_of_job
 from pipesvc.wire.registrations import worker_info
 
 
@@ -32,7 +32,7 @@ def plan_for(
     `flow_json` is "" for a list of layers. `is_whole` says that a number of stages which is open is 1, however many
     workers there are.
     """
-    settings = _settings(job.strategy)
+    settings = _settings(job)
     if is_whole and not any(layer.mark for layer in layers):
         settings = replace(settings, num_stages=1)
     workers = [worker_info(member.registration) for member in fleet.available]
@@ -46,7 +46,7 @@ def uncut(
     """Why a model has no flow, where it would need one to have the stages that the job asks for."""
     if not no_flow.code:
         return None
-    settings = _settings(job.strategy)
+    settings = _settings(job)
     default = num_stages_by_default(settings.schedule, len(members), settings.schedule_text)
     if is_uncut(settings, layers, default):
         return None
@@ -119,7 +119,7 @@ def unfit(misfit: local_pb2.DataMisfit, plan: Plan | MissingWorkers) -> Unfit | 
 
 def _unreached_in(job: job_pb2.JobSpec, plan: Plan, fleet: Fleet) -> list[Unreached]:
     """Where a worker of this plan could not dial another one to which it will send."""
-    edges = edges_of(plan, has_labels=job.data.has_labels and not job.is_prediction, clips=job.clip_norm > 0)
+    edges = edges_of_job(plan, job)
     stages = [stage.worker for stage in plan.stages]
     pairs = [(plan.feeder_worker, stages[reader]) for reader in (*edges.input_readers, *edges.label_readers)]
     pairs += [(stages[sender], stages[receiver]) for sender, receiver in edges.pairs]
@@ -144,10 +144,12 @@ def _minor(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
-def _settings(strategy: job_pb2.StrategySpec) -> StrategySettings:
+def _settings(job: job_pb2.JobSpec) -> StrategySettings:
+    """A step of the plan has the micro-batches of all its mini-batches."""
+    strategy = job.strategy
     return StrategySettings(
         is_pipelined=strategy.is_pipelined,
-        micro_batches=strategy.micro_batches,
+        micro_batches=strategy.micro_batches * max(1, job.accumulate),
         schedule=strategy.schedule,
         num_stages=strategy.num_stages,
         boundaries=tuple(strategy.boundary_names) or tuple(strategy.boundaries),

@@ -150,9 +150,11 @@ def _measured_part(job: job_pb2.JobSpec) -> str:
     """Of a job, what its layers' costs depend on. What is not known to be without influence counts."""
     part = job_pb2.JobSpec()
     part.CopyFrom(job)
-    for name in ("name", "weight", "epochs", "max_steps", "clip_norm", "check_finite", "python_version"):
+    for name in ("name", "weight", "epochs", "max_steps", "check_finite", "python_version"):
         part.ClearField(name)
     for name in ("torch_version", "worker_wait_s", "build_timeout_s", "step_timeout_s"):
+        part.ClearField(name)
+    for name in ("clip_norm", "clip_value", "scheduler", "grad_scaler"):
         part.ClearField(name)
     for name in ("capacity", "double_buffer", "timeout_s"):
         part.data.ClearField(name)

@@ -26,6 +26,7 @@ _MAX_WAIT_S: Final = 30 * 24 * 3600.0
 _MAX_MICRO_BATCHES: Final = 65_536
 _MAX_CAPACITY: Final = 65_536
 _MAX_METRICS: Final = 100
+_MAX_SCALE: Final = 3.4028234663852886e38
 
 
 def check_submission(run_id: str, job: job_pb2.JobSpec, bundle: bytes) -> None:
@@ -70,9 +71,8 @@ def _faults(run_id: str, job: job_pb2.JobSpec) -> Iterator[str]:
 
 
 def _faults_of_calls(job: job_pb2.JobSpec) -> Iterator[str]:
-    for field in ("model",) if job.is_prediction else ("model", "optimizer"):
-        if not job.HasField(field):
-            yield f"the job has no {field}"
+    if not job.HasField("model"):
+        yield "the job has no model"
     if job.is_prediction and job.HasField("evaluation"):
         yield "a prediction is not evaluated"
     if job.HasField("weights"):
@@ -81,6 +81,27 @@ def _faults_of_calls(job: job_pb2.JobSpec) -> Iterator[str]:
     for field, call in calls.items():
         if job.HasField(field):
             yield from _faults_of_call(field, call)
+    yield from _faults_of_optimizers(job)
+    if job.HasField("scheduler"):
+        yield from _faults_of_call("scheduler", job.scheduler.make)
+        if job.scheduler.every not in (job_pb2.SCHEDULER_PERIOD_STEP, job_pb2.SCHEDULER_PERIOD_EPOCH):
+            yield f"when the scheduler is stepped is the unknown number {job.scheduler.every}"
+
+
+def _faults_of_optimizers(job: job_pb2.JobSpec) -> Iterator[str]:
+    if not job.is_prediction and not job.HasField("optimizer") and not job.optimizers:
+        yield "the job has no optimizer"
+    elif job.HasField("optimizer") and job.optimizers:
+        yield "the job has one optimizer for all parameters, and a list of them: one of the two"
+    for each in job.optimizers:
+        yield from _faults_of_call("optimizer", each.make)
+        if each.HasField("group_rule"):
+            yield from _faults_of_call("the group rule of the optimizer", each.group_rule)
+            if each.groups:
+                yield "the parameter groups are given by patterns and by a function: one of the two"
+        for group in each.groups:
+            if not _is_object(group.options_json):
+                yield f"the options of the group {group.pattern!r} are not a JSON object"
 
 
 def _faults_of_weights(source: job_pb2.WeightsSource) -> Iterator[str]:
@@ -95,13 +116,18 @@ def _faults_of_weights(source: job_pb2.WeightsSource) -> Iterator[str]:
 def _faults_of_call(field: str, call: types_pb2.Call) -> Iterator[str]:
     if _TARGET.fullmatch(call.target) is None:
         yield f'{field} is {call.target!r}, which is not "package.module:name"'
-    if call.arguments_json:
-        try:
-            is_object = isinstance(json.loads(call.arguments_json), dict)
-        except (ValueError, RecursionError):
-            is_object = False
-        if not is_object:
-            yield f"the arguments of {field} are not a JSON object"
+    if call.arguments_json and not _is_object(call.arguments_json):
+        yield f"the arguments of {field} are not a JSON object"
+    for name, target in call.functions.items():
+        if _TARGET.fullmatch(target) is None:
+            yield f'the argument {name} of {field} is {target!r}, which is not "package.module:name"'
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _faults_of_evaluation(job: job_pb2.JobSpec) -> Iterator[str]:
@@ -149,6 +175,10 @@ def _faults_of_strategy(job: job_pb2.JobSpec) -> Iterator[str]:
             f"a batch of {batch_size} rows cannot be cut into {strategy.micro_batches} micro-batches: "
             f"use at most {batch_size} micro-batches or a larger batch"
         )
+    if strategy.micro_batches * job.accumulate > _MAX_MICRO_BATCHES:
+        yield f"a step has {strategy.micro_batches} x {job.accumulate} micro-batches: 1 to {_MAX_MICRO_BATCHES} can be"
+    if strategy.schedule == FILE and job.accumulate > 1:
+        yield "a schedule file orders the micro-batches of one mini-batch, and accumulate joins several"
     if strategy.schedule == FILE:
         yield from _faults_of_schedule_text(strategy)
     elif strategy.schedule_text:
@@ -191,12 +221,35 @@ def _faults_of_schedule_text(strategy: job_pb2.StrategySpec) -> Iterator[str]:
 def _faults_of_run(job: job_pb2.JobSpec) -> Iterator[str]:
     if not job.epochs and not job.max_steps:
         yield "epochs and max_steps are both 0: the run would have no end"
-    if not (math.isfinite(job.clip_norm) and job.clip_norm >= 0):
-        yield f"clip_norm is {job.clip_norm}: it is 0 (no clipping) or a positive number"
+    for name in ("clip_norm", "clip_value"):
+        if not (math.isfinite(getattr(job, name)) and getattr(job, name) >= 0):
+            yield f"{name} is {getattr(job, name)}: it is 0 (no clipping) or a positive number"
+    if job.autocast not in (
+        job_pb2.AUTOCAST_UNSPECIFIED,
+        job_pb2.AUTOCAST_BFLOAT16,
+        job_pb2.AUTOCAST_FLOAT16,
+    ):
+        yield f"autocast is the unknown number {job.autocast}"
+    if job.HasField("grad_scaler"):
+        yield from _faults_of_scaler(job.grad_scaler)
+    if job.clip_norm and job.clip_value:
+        yield "clip_norm and clip_value are both given: one of the two"
     waits = ("worker_wait_s", "build_timeout_s", "step_timeout_s")
     yield from _faults_of_waits({name: getattr(job, name) for name in waits})
     if job.bundle_sha256 and _SHA256.fullmatch(job.bundle_sha256) is None:
         yield "bundle_sha256 is not a SHA-256 in 64 lower-case hex digits"
+
+
+def _faults_of_scaler(scaler: job_pb2.GradScalerSpec) -> Iterator[str]:
+    if not 0 < scaler.init_scale <= _MAX_SCALE:
+        yield f"init_scale of the scaler is {scaler.init_scale}: a positive float32 number"
+    if not 1 < scaler.growth_factor < math.inf or not 0 < scaler.backoff_factor < 1:
+        yield (
+            f"the scaler grows by {scaler.growth_factor} and backs off by {scaler.backoff_factor}: "
+            "more than 1, and less than 1 but positive"
+        )
+    if not scaler.growth_interval:
+        yield "growth_interval of the scaler is 0: it grows after 1 or more steps"
 
 
 def _faults_of_waits(waits: dict[str, float]) -> Iterator[str]:

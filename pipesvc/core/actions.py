@@ -22,8 +22,8 @@ class ActionKind(StrEnum):
     BACKWARD = "B"  # the gradients of inputs and weights at once
     INPUT_BACKWARD = "I"  # those of the inputs alone, which the stage before waits for
     WEIGHT_BACKWARD = "W"  # those of the weights alone, after the I of the same micro-batch
-    NORM = "N"  # send this stage's gradient norms to stage 0
-    DECIDE = "D"  # stage 0 combines the norms and tells every stage the scale
+    NORM = "N"  # report this stage's gradient norms, and whether they are finite, to stage 0
+    DECIDE = "D"  # stage 0 combines the reports and tells every stage what to do
     UPDATE = "U"  # run the optimizer of this stage
 
 
@@ -124,7 +124,7 @@ _RESULTS: Final[dict[ActionKind, tuple[ResultKind, ...]]] = {
 }
 
 
-def needs(action: Action, *, num_stages: int, num_micro_batches: int, clips: bool) -> tuple[Result, ...]:
+def needs(action: Action, *, num_stages: int, num_micro_batches: int, decides: bool) -> tuple[Result, ...]:
     """The results that this action needs, of this stage and others. Data from the feeder is not listed."""
     stage, micro_batch = action.stage, action.micro_batch
     match action.kind:
@@ -139,7 +139,7 @@ def needs(action: Action, *, num_stages: int, num_micro_batches: int, clips: boo
             return (Result(stage, ResultKind.INPUT_GRADIENT, micro_batch),)
         case ActionKind.DECIDE:
             return tuple(Result(other, ResultKind.NORM) for other in range(num_stages))
-        case ActionKind.UPDATE if clips:
+        case ActionKind.UPDATE if decides:
             return (Result(0, ResultKind.SCALE),)
         case _:
             return tuple(Result(stage, ResultKind.WEIGHT_GRADIENT, index) for index in range(num_micro_batches))

@@ -54,7 +54,7 @@ class Contents:
 
     num_stages: int
     num_micro_batches: int
-    clips: bool = False
+    decides: bool = False
     trains: bool = True  # False: forwards alone
 
 
@@ -64,11 +64,11 @@ def check(
     num_stages: int,
     num_micro_batches: int,
     bounds: Mapping[int, int],
-    clips: bool = False,
+    decides: bool = False,
     trains: bool = True,
 ) -> dict[int, int]:
     """Refuses lists that cannot run; gives the most micro-batches that were alive at once on each stage."""
-    contents = Contents(num_stages=num_stages, num_micro_batches=num_micro_batches, clips=clips, trains=trains)
+    contents = Contents(num_stages=num_stages, num_micro_batches=num_micro_batches, decides=decides, trains=trains)
     fault = find_fault(per_worker_actions, contents, bounds)
     if fault is not None:
         where = Where(worker=fault.worker)
@@ -117,7 +117,7 @@ def _faults_of_indices(lists: Lists, contents: Contents) -> Iterator[Fault]:
 
 
 def _faults_of_counts(lists: Lists, contents: Contents) -> Iterator[Fault]:
-    once = once_a_step(range(contents.num_stages), clips=contents.clips) if contents.trains else []
+    once = once_a_step(range(contents.num_stages), decides=contents.decides) if contents.trains else []
     allowed = set(once)
     found: dict[Action, tuple[str, int]] = {}
     for worker, position, action in _entries(lists):
@@ -175,7 +175,7 @@ def _faults_of_dry_run(lists: Lists, contents: Contents) -> Iterator[Fault]:
         needs,
         num_stages=contents.num_stages,
         num_micro_batches=contents.num_micro_batches,
-        clips=contents.clips,
+        decides=contents.decides,
     )
     yield from faults_of_waiting(lists, needed, results)
 

@@ -29,7 +29,7 @@ class Edges:
     label_readers: Stages
     # (owner, holder) -> tied parameters whose new value goes that way once a step (`core.ties`)
     weights: Mapping[Pair, Names] = field(default_factory=dict)
-    clips: bool  # every stage sends its norms to stage 0, which answers every stage
+    decides: bool  # every stage reports to stage 0, which answers every stage
 
     def activations(self, stage: int) -> Stages:
         """The stages whose activations this one needs for its forward."""
@@ -59,11 +59,11 @@ class Edges:
     def pairs(self) -> tuple[Pair, ...]:
         """(sender, receiver) of everything that goes from a stage to another one, each once."""
         norms = [pair for stage in range(1, self.num_stages) for pair in ((stage, 0), (0, stage))]
-        return tuple(dict.fromkeys([*self.forwards, *self.backwards, *self.weights, *(norms if self.clips else ())]))
+        return tuple(dict.fromkeys([*self.forwards, *self.backwards, *self.weights, *(norms if self.decides else ())]))
 
 
 def make_edges(
-    num_stages: int, *, flow: Flow | None = None, ends: Sequence[int] = (), has_labels: bool, clips: bool
+    num_stages: int, *, flow: Flow | None = None, ends: Sequence[int] = (), has_labels: bool, decides: bool
 ) -> Edges:
     """Those of a chain, or of a flow whose stages end at `ends`.
 
@@ -81,14 +81,14 @@ def make_edges(
         backwards=backwards,
         input_readers=(0,) if flow is None else tuple(range(num_stages)),
         label_readers=(num_stages - 1,) if has_labels else (),
-        clips=clips,
+        decides=decides,
     )
 
 
-def edges_of(plan: Plan, *, has_labels: bool, clips: bool) -> Edges:
+def edges_of(plan: Plan, *, has_labels: bool, decides: bool) -> Edges:
     """Updates wait for one another in ascending order of stages, which is that of each worker's list, or are passed
     over by what others wait for; so the dry run of a plan stays as it is here, too."""
-    edges = make_edges(plan.num_stages, flow=plan.flow, ends=plan.ends, has_labels=has_labels, clips=clips)
+    edges = make_edges(plan.num_stages, flow=plan.flow, ends=plan.ends, has_labels=has_labels, decides=decides)
     backwards = tuple(dict.fromkeys([*edges.backwards, *gradient_chain(plan.ties)]))
     return replace(edges, backwards=backwards, weights=plan.weight_transfers)
 

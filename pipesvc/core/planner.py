@@ -94,12 +94,12 @@ def dry_run(plan: Plan) -> dict[int, int]:
             num_stages=plan.num_stages,
             num_micro_batches=plan.micro_batches,
             in_flight=plan.in_flight,
-            clips=True,
+            decides=True,
             text=plan.schedule_text,
         )
         for worker, stages in held.items()
     }
-    return check(lists, num_stages=plan.num_stages, num_micro_batches=plan.micro_batches, bounds={}, clips=True)
+    return check(lists, num_stages=plan.num_stages, num_micro_batches=plan.micro_batches, bounds={}, decides=True)
 
 
 def _check_memory(plan: Plan, layers: Sequence[LayerInfo], workers: Sequence[WorkerInfo]) -> None:

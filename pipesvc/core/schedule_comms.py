@@ -67,7 +67,7 @@ def _faults_of_rows(rows: Rows, num_stages: int) -> Iterator[Fault]:
         for cell in row:
             if isinstance(cell, Action):
                 given.update(dict.fromkeys(results(cell), number))
-                wanted = needs(cell, num_stages=num_stages, num_micro_batches=1, clips=False)
+                wanted = needs(cell, num_stages=num_stages, num_micro_batches=1, decides=False)
                 needed.update({result: number for result in wanted if result.stage != cell.stage})
     for number, row in enumerate(rows):
         name = _name(number)
@@ -75,7 +75,7 @@ def _faults_of_rows(rows: Rows, num_stages: int) -> Iterator[Fault]:
         seen: set[Comm] = set()
         for position, cell in enumerate(row):
             if isinstance(cell, Action):
-                for result in needs(cell, num_stages=num_stages, num_micro_batches=1, clips=False):
+                for result in needs(cell, num_stages=num_stages, num_micro_batches=1, decides=False):
                     if home[result.stage] != number and result not in had:
                         text = f"{cell} comes before its {_receive(result)}"
                         yield Fault(text, "A file with communication has all of it.", name, position)

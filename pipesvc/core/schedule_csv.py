@@ -123,7 +123,7 @@ def _checked(rows: Sequence[Sequence[tuple[int, Action | Comm]]], num_micro_batc
         raise _refusal("the file", text, "Every stage has an F and a B (or I and W) of every micro-batch.")
     lists = {
         f"row {number}": [action for _, action in row]
-        + once_a_step(sorted({action.stage for _, action in row}), clips=False)
+        + once_a_step(sorted({action.stage for _, action in row}), decides=False)
         for number, row in enumerate(computes, 1)
     }
     contents = Contents(num_stages=num_stages, num_micro_batches=table.num_micro_batches)

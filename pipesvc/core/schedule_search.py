@@ -75,7 +75,7 @@ def evaluate(
     *,
     num_micro_batches: int,
     in_flight: int = 0,
-    clips: bool = False,
+    decides: bool = False,
     text: str = "",
     link: LinkOf = free_link,
 ) -> Candidate:
@@ -85,14 +85,14 @@ def evaluate(
         homes=[stage.worker for stage in stages],
         num_micro_batches=num_micro_batches,
         in_flight=in_flight,
-        clips=clips,
+        decides=decides,
         text=text,
     )
     memory = device_memory(stages, lists.bounds)
     return Candidate(
         schedule=schedule,
         in_flight=in_flight,
-        step=play(lists, stages, num_micro_batches=num_micro_batches, clips=clips, link=link),
+        step=play(lists, stages, num_micro_batches=num_micro_batches, decides=decides, link=link),
         memory=memory,
         too_small=too_small(stages, memory),
     )
@@ -102,7 +102,7 @@ def choose_schedule(
     stages: Sequence[StageCost],
     *,
     num_micro_batches: int,
-    clips: bool = False,
+    decides: bool = False,
     may_split: bool = True,
     link: LinkOf = free_link,
 ) -> ScheduleChoice:
@@ -111,7 +111,7 @@ def choose_schedule(
     `naive` is left out: 1F1B with one in flight holds as little and is never slower. Split backwards are tried where
     something of them can wait, and schedules for several stages on a worker where the stages lie as they want them.
     """
-    try_out = partial(evaluate, stages=stages, num_micro_batches=num_micro_batches, clips=clips, link=link)
+    try_out = partial(evaluate, stages=stages, num_micro_batches=num_micro_batches, decides=decides, link=link)
     rivals = [_best_1f1b(stages, num_micro_batches, try_out), try_out("1F1B"), try_out("GPipe")]
     rivals += [try_out(schedule) for schedule in _OTHERS if _may_win(schedule, stages, may_split)]
     best = best_of(rivals)
@@ -120,7 +120,7 @@ def choose_schedule(
         best=best,
         runner_up=runner_up,
         reason=(
-            praise(best, stages, num_micro_batches=num_micro_batches, clips=clips, link=link),
+            praise(best, stages, num_micro_batches=num_micro_batches, decides=decides, link=link),
             blame(runner_up, best),
         ),
     )
@@ -197,13 +197,13 @@ def praise(
     stages: Sequence[StageCost],
     *,
     num_micro_batches: int,
-    clips: bool = False,
+    decides: bool = False,
     link: LinkOf = free_link,
 ) -> str:
     """How long a step takes, and what hops add to it. One micro-batch crosses alone at the start, one at the end."""
     hops_s, step_s = _hops_s(stages, link), best.step.step_s
     without_hops = evaluate(
-        best.schedule, stages, num_micro_batches=num_micro_batches, in_flight=best.in_flight, clips=clips
+        best.schedule, stages, num_micro_batches=num_micro_batches, in_flight=best.in_flight, decides=decides
     )
     added_s = step_s - without_hops.step.step_s
     text = f"{best}: {seconds_text(step_s)} a step, bubble {best.step.bubble * 100:.0f} %"

@@ -152,7 +152,7 @@ def worker_actions(
     num_stages: int,
     num_micro_batches: int,
     in_flight: int = 0,
-    clips: bool = False,
+    decides: bool = False,
     text: str = "",
 ) -> tuple[Action, ...]:
     """The priority list of a worker that holds these stages; `text` is that of a schedule file.
@@ -168,8 +168,8 @@ def worker_actions(
     found = _find(schedule)
     if found.per_stage is not None:
         if len(held) == 1:
-            return _stage_actions(found, held[0], num_stages, num_micro_batches, in_flight, clips)
-        order = _unit_time_order(found, num_stages, num_micro_batches, in_flight, clips)
+            return _stage_actions(found, held[0], num_stages, num_micro_batches, in_flight, decides)
+        order = _unit_time_order(found, num_stages, num_micro_batches, in_flight, decides)
         return tuple(action for action in order if action.stage in held)
     worker, num_workers = sharing.place_of(found.sharing, held, num_stages, _rows(text))
     if found.per_worker is not None:
@@ -177,20 +177,20 @@ def worker_actions(
     else:
         row = schedule_csv.read(text).rows[worker]
         actions = [action for action in row if (action.micro_batch or 0) < num_micro_batches]
-    return (*actions, *once_a_step(held, clips=clips))
+    return (*actions, *once_a_step(held, decides=decides))
 
 
 def _stage_actions(
-    schedule: _Schedule, stage: int, num_stages: int, num_micro_batches: int, in_flight: int, clips: bool
+    schedule: _Schedule, stage: int, num_stages: int, num_micro_batches: int, in_flight: int, decides: bool
 ) -> tuple[Action, ...]:
     assert schedule.per_stage is not None
     actions = schedule.per_stage(stage, num_stages, num_micro_batches, in_flight)
-    return (*actions, *once_a_step([stage], clips=clips)) if schedule.trains else tuple(actions)
+    return (*actions, *once_a_step([stage], decides=decides)) if schedule.trains else tuple(actions)
 
 
 @lru_cache(maxsize=16)  # an executor asks again for every step
 def _unit_time_order(
-    schedule: _Schedule, num_stages: int, num_micro_batches: int, in_flight: int, clips: bool
+    schedule: _Schedule, num_stages: int, num_micro_batches: int, in_flight: int, decides: bool
 ) -> tuple[Action, ...]:
     """The actions of all stages, for workers that hold several.
 
@@ -200,7 +200,7 @@ def _unit_time_order(
     the gradients that others wait for, and weight gradients last.
     """
     left = [
-        deque(_stage_actions(schedule, stage, num_stages, num_micro_batches, in_flight, clips))
+        deque(_stage_actions(schedule, stage, num_stages, num_micro_batches, in_flight, decides))
         for stage in range(num_stages)
     ]
     order: list[Action] = []
@@ -210,7 +210,9 @@ def _unit_time_order(
         ready = [
             action
             for action in heads
-            if done.issuperset(needs(action, num_stages=num_stages, num_micro_batches=num_micro_batches, clips=clips))
+            if done.issuperset(
+                needs(action, num_stages=num_stages, num_micro_batches=num_micro_batches, decides=decides)
+            )
         ]
         assert ready, "stage lists lock each other up"
         ready.sort(key=lambda action: (_RANKS.get(action.kind, 0), -action.stage))

@@ -44,7 +44,7 @@ def simulate(
     *,
     num_micro_batches: int,
     in_flight: int = 0,
-    clips: bool = False,
+    decides: bool = False,
     link: LinkOf = free_link,
 ) -> Simulation:
     """Plays one step of this schedule as executors would; `Costs.link` is a `link`."""
@@ -53,9 +53,9 @@ def simulate(
         homes=[stage.worker for stage in stages],
         num_micro_batches=num_micro_batches,
         in_flight=in_flight,
-        clips=clips,
+        decides=decides,
     )
-    return play(lists, stages, num_micro_batches=num_micro_batches, clips=clips, link=link)
+    return play(lists, stages, num_micro_batches=num_micro_batches, decides=decides, link=link)
 
 
 def play(
@@ -63,13 +63,13 @@ def play(
     stages: Sequence[StageCost],
     *,
     num_micro_batches: int,
-    clips: bool = False,
+    decides: bool = False,
     link: LinkOf = free_link,
 ) -> Simulation:
     """Plays lists that `checker.check` accepts, whatever made them; such that lock each other up are INVALID_PLAN."""
     workers = list(lists.per_worker)
     own = [lists.per_worker[worker] for worker in workers]
-    graph = build(own, stages, link, num_micro_batches=num_micro_batches, clips=clips)
+    graph = build(own, stages, link, num_micro_batches=num_micro_batches, decides=decides)
     num_actions, num_stages = len(graph.actions), len(stages)
     step = _Step(
         graph=graph,

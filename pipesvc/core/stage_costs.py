@@ -27,8 +27,8 @@ class StageCost:
     input_backward_s: float | None = None  # of a split backward; None: half of backward_s
     weight_backward_s: float | None = None
     update_s: float = 0.0  # once a step
-    norm_s: float = 0.0  # once a step, with clipping
-    decide_s: float = 0.0  # once a step, with clipping, on stage 0
+    norm_s: float = 0.0  # once a step, where stages decide together
+    decide_s: float = 0.0  # the same, on stage 0
     weight_bytes: int = 0
     gradient_bytes: int = 0
     optimizer_bytes: int = 0

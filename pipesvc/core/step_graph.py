@@ -100,12 +100,17 @@ class StepGraph:
 
 
 def build(
-    lists: Sequence[Sequence[Action]], stages: Sequence[StageCost], link: LinkOf, *, num_micro_batches: int, clips: bool
+    lists: Sequence[Sequence[Action]],
+    stages: Sequence[StageCost],
+    link: LinkOf,
+    *,
+    num_micro_batches: int,
+    decides: bool,
 ) -> StepGraph:
     """The graph of these workers' lists."""
     builder = _Builder(lists, stages, link, num_micro_batches)
     for stage, kind in builder.groups:
-        needed = builder.needs(stage, kind, clips=clips)
+        needed = builder.needs(stage, kind, decides=decides)
         builder.connect_needs(stage, kind, needed)
         builder.connect_order(stage, kind, needed)
     return builder.graph()
@@ -156,10 +161,10 @@ class _Builder:
         firsts = (self._actions[group[0]] for group in groups)
         return {(first.stage, first.kind): group for first, group in zip(firsts, groups, strict=True)}
 
-    def needs(self, stage: int, kind: ActionKind, *, clips: bool) -> list[Result]:
+    def needs(self, stage: int, kind: ActionKind, *, decides: bool) -> list[Result]:
         """For the first micro-batch. `actions.needs` speaks of a chain; what goes where, the stages say."""
         action = any_action(stage, kind)
-        found = needs(action, num_stages=len(self._stages), num_micro_batches=1, clips=clips)
+        found = needs(action, num_stages=len(self._stages), num_micro_batches=1, decides=decides)
         own = [need for need in found if need.stage == stage or need.kind not in self._sizes]
         for result in _FROM_OTHERS.get(kind, ()):
             senders = [sender for sender, receiver in self._sizes[result] if receiver == stage]

@@ -32,7 +32,7 @@ def step_lists(
     homes: Sequence[str],
     num_micro_batches: int,
     in_flight: int = 0,
-    clips: bool = False,
+    decides: bool = False,
     text: str = "",
 ) -> StepLists:
     """What executors do under this schedule; `homes` has each stage's worker, `text` is a schedule file's."""
@@ -47,7 +47,7 @@ def step_lists(
             num_stages=num_stages,
             num_micro_batches=num_micro_batches,
             in_flight=in_flight,
-            clips=clips,
+            decides=decides,
             text=text,
         )
         for worker, stages in held.items()

@@ -13,8 +13,7 @@ def layer_info(name: str, layer: nn.Module, mark: str, counted: set[int]) -> Lay
     """`counted` are the ids of the parameters of the layers before: one that is shared is there once."""
     parameters = [each for each in layer.parameters() if id(each) not in counted]
     counted.update(map(id, parameters))
-    tables = [module for module in layer.modules() if getattr(module, "sparse", False)]
-    sparse = {id(each) for table in tables for each in table.parameters(recurse=False)}
+    sparse = {id(each) for each in sparse_parameters(layer)}
     return LayerInfo(
         name=name,
         type=type(layer).__name__,
@@ -27,6 +26,12 @@ def layer_info(name: str, layer: nn.Module, mark: str, counted: set[int]) -> Lay
 
 def shared_parameter(name: str, parameter: nn.Parameter) -> SharedParameter:
     return SharedParameter(name=name, num_bytes=_num_bytes([parameter]), is_trained=parameter.requires_grad)
+
+
+def sparse_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Those that may have sparse gradients: of tables made with sparse=True."""
+    tables = [each for each in module.modules() if getattr(each, "sparse", False)]
+    return [parameter for table in tables for parameter in table.parameters(recurse=False)]
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:

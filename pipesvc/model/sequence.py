@@ -68,6 +68,17 @@ def refuse_lazy(layers: Sequence[NamedLayer]) -> None:
                 )
 
 
+def named_parameters(layers: Sequence[NamedLayer]) -> dict[str, nn.Parameter]:
+    """Each parameter once, under its first name in the state dict of the whole, as `nn.Module.named_parameters`."""
+    first_names: dict[int, str] = {}
+    found: dict[str, nn.Parameter] = {}
+    for layer_name, layer in layers:
+        for name, parameter in layer.named_parameters(prefix=layer_name):
+            if first_names.setdefault(id(parameter), name) == name:
+                found[name] = parameter
+    return found
+
+
 class SharedBy(NamedTuple):
     """A parameter and the layers that hold it, ascending."""
 

@@ -16,7 +16,7 @@ stage is built plainly as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -37,14 +37,31 @@ Build = Callable[[], object]
 
 
 def inspect_layers(build: Build, *, is_whole: bool = False) -> list[LayerInfo]:
-    """The layers in order, or one without a name: a module with a forward of its own. The generators stay as they were.
+    """The layers in order, or one without a name: a module with a forward of its own.
+
+    See `inspect_parts`.
+    """
+    return layer_infos(inspect_parts(build, is_whole=is_whole))
+
+
+def inspect_parts(build: Build, *, is_whole: bool = False) -> list[NamedLayer]:
+    """The layers themselves, or the one module; the generators stay as they were.
 
     Without a draw and without values, so that a model larger than this host can be looked at, and one that cannot be
     built in parts is refused. `is_whole` says that it will not be: then it is built as it is.
     """
-    layers = _looked_at(build, is_whole=is_whole)
+    if not is_whole:
+        layers: list[NamedLayer] = _exact().first_pass(build, parts_of).layers
+        return layers
+    with same_random_state_after():
+        layers = parts_of(build())
+        refuse_lazy(layers)
+    return layers
+
+
+def layer_infos(layers: Sequence[NamedLayer]) -> list[LayerInfo]:
+    """A module that is cut has marks of many stages, so that of the one part says nothing."""
     counted: set[int] = set()
-    # A module that is cut has marks of many stages.
     infos = [layer_info(name, layer, mark_of(layer) if name else "", counted) for name, layer in layers]
     for name, held in shared_parameters(layers).items():
         for index in held.layers:
@@ -53,28 +70,17 @@ def inspect_layers(build: Build, *, is_whole: bool = False) -> list[LayerInfo]:
     return infos
 
 
-def module_names(build: Build, *, is_whole: bool = False) -> list[str]:
-    """Of all modules, as the whole model names them; built as by `inspect_layers`."""
-    layers = _looked_at(build, is_whole=is_whole)
+def module_names(layers: Sequence[NamedLayer]) -> list[str]:
+    """Of all modules, as the whole model names them."""
     return [path for name, layer in layers for path, _ in layer.named_modules(prefix=name)]
 
 
-def state_shapes(build: Build, *, is_whole: bool = False) -> dict[str, torch.Tensor]:
-    """The state dict of the whole model, as `inspect_layers` builds it."""
+def state_shapes(layers: Sequence[NamedLayer]) -> dict[str, torch.Tensor]:
+    """The state dict of the whole model, of `inspect_parts`."""
     state: dict[str, Any] = {}
-    for name, layer in _looked_at(build, is_whole=is_whole):
+    for name, layer in layers:
         layer.state_dict(destination=state, prefix=f"{name}." if name else "", keep_vars=True)
     return state
-
-
-def _looked_at(build: Build, *, is_whole: bool) -> list[NamedLayer]:
-    if not is_whole:
-        layers: list[NamedLayer] = _exact().first_pass(build, parts_of).layers
-        return layers
-    with same_random_state_after():
-        layers = parts_of(build())
-        refuse_lazy(layers)
-    return layers
 
 
 def inspect_units(model: nn.Module) -> list[LayerInfo]:

@@ -7,23 +7,22 @@ user and of torch; no stage, schedule, link or replay is in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pipesvc.client.calls import Call, as_call
 from pipesvc.client.job import DataSource, Job
 from pipesvc.client.spec import make_submission
 from pipesvc.errors import Where
 from pipesvc.model import skeleton
 from pipesvc.model.fingerprint import numeric_fingerprint
 from pipesvc.model.random_state import same_random_state_after
+from pipesvc.model.sequence import named_parameters
 from pipesvc.verification.plain_model import PlainModel, plain_model
-from pipesvc.worker.feeder.batches import CutBatch, cut_batch
+from pipesvc.verification.plain_updates import PlainUpdates, called
+from pipesvc.worker.feeder.batches import CutStep, cut_step
 from pipesvc.worker.feeder.source import Reading, read
 
 
@@ -49,56 +48,52 @@ def plain_run(job: Job, *, num_steps: int, num_threads: int, random_modules: Col
     torch.set_num_threads(num_threads)
     try:
         with same_random_state_after():
-            return _train(job, _batches(job, num_steps), random_modules)
+            return _train(job, _steps(job, num_steps), random_modules)
     finally:
         torch.set_num_threads(before)
 
 
-def _batches(job: Job, num_steps: int) -> list[CutBatch]:
+def _steps(job: Job, num_steps: int) -> list[CutStep]:
     """Read before the training, for the source draws from the same generators."""
     assert isinstance(job.data, DataSource)
     spec, where = make_submission(job).spec, Where()
     reading = Reading(
         data=spec.data,
         num_micro_batches=job.strategy.micro_batches,
+        num_joined=job.accumulate,
         num_epochs=job.num_epochs,
         max_steps=num_steps,
         seed=job.seed,
         where=where,
     )
-    weight = None if job.weight is None else _called(job.weight)
-    return [cut_batch(raw, reading.num_micro_batches, weight, where) for raw in read(_called(job.data.source), reading)]
+    weight = None if job.weight is None else called(job.weight)
+    found = read(called(job.data.source), reading)
+    return [cut_step(raw, reading.num_micro_batches, weight, where) for raw in found if raw is not None]
 
 
-def _train(job: Job, batches: Sequence[CutBatch], random_modules: Collection[str]) -> PlainRun:
-    model = plain_model(skeleton.whole(_called(job.model), job.seed), job.seed, random_modules)
-    parameters = [each for each in model.module.parameters() if each.requires_grad]
-    optimizer = _called(job.optimizer)(parameters)
+def _train(job: Job, steps: Sequence[CutStep], random_modules: Collection[str]) -> PlainRun:
+    layers = skeleton.whole(called(job.model), job.seed)
+    model = plain_model(layers, job.seed, random_modules)
+    updates = PlainUpdates(job, named_parameters(layers))
     losses = []
-    for step, batch in enumerate(batches, 1):
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(_accumulate(job, model, step, batch))
-        if job.clip_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, job.clip_norm)
-        optimizer.step()
+    for number, step in enumerate(steps, 1):
+        updates.begin(step.raw.epoch)
+        losses.append(_accumulate(job, model, updates, number, step))
+        updates.apply()
     return PlainRun(losses=losses, state=model.state(), fingerprint=numeric_fingerprint({"cpu"}))
 
 
-def _accumulate(job: Job, model: PlainModel, step: int, batch: CutBatch) -> float:
+def _accumulate(job: Job, model: PlainModel, updates: PlainUpdates, number: int, step: CutStep) -> float:
     """Forward and backward of each micro-batch, each counting by its share of the rows; the loss of the step."""
-    loss_of = _called(job.loss) if job.loss is not None else None
+    loss_of = called(job.loss) if job.loss is not None else None
+    dtype = {None: None, "bfloat16": torch.bfloat16, "float16": torch.float16}[job.autocast]
     total = 0.0
-    for micro_batch, share in enumerate(batch.shares):
-        output = model.output(batch.inputs[micro_batch], step=step, micro_batch=micro_batch)
-        labels = () if batch.labels is None else (batch.labels[micro_batch],)
-        loss = output if loss_of is None else loss_of(output, *labels)
+    for micro_batch, share in enumerate(step.shares):
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            output = model.output(step.inputs[micro_batch], step=number, micro_batch=micro_batch)
+            labels = () if step.labels is None else (step.labels[micro_batch],)
+            loss = output if loss_of is None else loss_of(output, *labels)
         if share:
-            (loss * share).backward()
+            torch.autograd.backward(updates.scaled(loss * share))
             total += share * loss.item()
     return total
-
-
-def _called(call: Callable[..., Any] | Call) -> Callable[..., Any]:
-    """The function with the arguments that the job gives it."""
-    found = as_call(call, what="function")
-    return partial(found.function, **found.arguments)

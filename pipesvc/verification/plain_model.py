@@ -24,8 +24,6 @@ _CPU: Final = torch.device("cpu")
 class PlainModel(Protocol):
     """What the plain loop trains."""
 
-    module: nn.Module
-
     def state(self) -> dict[str, Tensor]:
         """By the names of a run's weights, in the model's order."""
 
@@ -44,7 +42,6 @@ class _Chain:
     def __init__(self, layers: Sequence[NamedLayer], seed: int) -> None:
         self._layers = layers
         self._seed = seed
-        self.module: nn.Module = nn.ModuleList(layer for _, layer in layers)
 
     def state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
@@ -66,14 +63,14 @@ class _Module:
     def __init__(self, module: nn.Module, seed: int, random_modules: Collection[str]) -> None:
         self._seed = seed
         self._streams = Streams(module, random_modules, _CPU)
-        self.module = module
+        self._module = module
 
     def state(self) -> dict[str, Tensor]:
-        return dict(self.module.state_dict())
+        return dict(self._module.state_dict())
 
     def output(self, inputs: Any, *, step: int, micro_batch: int) -> Any:
-        args, kwargs = arguments_of(self.module.forward, inputs)
+        args, kwargs = arguments_of(self._module.forward, inputs)
         with self._streams.root(seed=self._seed, step=step, micro_batch=micro_batch):
-            result = self.module(*args, **kwargs)
+            result = self._module(*args, **kwargs)
         torch.manual_seed(seeds.derive(self._seed, "loss", step, micro_batch))
         return result

@@ -13,21 +13,124 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from torch.optim import SGD
-
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
+from pipesvc.worker.executor.optimizing import SchedulerChoice
+from pipesvc.worker.executor.parameter_groups import OptimizerChoice
 from pipesvc.worker.user_errors import user_error
 
 
 def bind(call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any]:
     """The function that `call` names, with its keyword arguments. `role` is its part in the job ("the model")."""
-    module, separator, name = call.target.partition(":")
+    arguments = _object(call.arguments_json, f"the arguments of {role}", where)
+    for name, target in call.functions.items():
+        arguments[name] = _imported(target, f"the argument {name} of {role}", where)
+    return partial(_imported(call.target, role, where), **arguments)
+
+
+def bind_optional(is_given: bool, call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any] | None:
+    return bind(call, role, where) if is_given else None
+
+
+def bind_loss(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None:
+    """None: the model's last layer returns the loss. Then nobody would read labels."""
+    if job.is_prediction:
+        return None
+    if not job.HasField("loss") and job.data.has_labels:
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            "the data has labels, but the job has no loss function that reads them",
+            advice="Give loss=, or labels=False, so that the first layer gets each item whole",
+            where=where,
+        )
+    return bind_optional(job.HasField("loss"), job.loss, "the loss function", where)
+
+
+def reads_labels(job: job_pb2.JobSpec) -> bool:
+    """Of a prediction nobody reads the labels, if there are some."""
+    return job.data.has_labels and not job.is_prediction
+
+
+def bind_weight(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None:
+    """None: every row weighs the same."""
+    return bind_optional(job.HasField("weight"), job.weight, "the weight function", where)
+
+
+def bind_metrics(job: job_pb2.JobSpec, where: Where) -> tuple[tuple[str, Callable[..., Any]], ...]:
+    """Name and function of each."""
+    return tuple((each.name, bind(each.call, f"the metric {each.name!r}", where)) for each in job.evaluation.metrics)
+
+
+def bind_evaluation_source(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None:
+    """None: the run is not evaluated."""
+    return bind_optional(job.HasField("evaluation"), job.evaluation.data.source, "the evaluation data source", where)
+
+
+def bind_optimizers(job: job_pb2.JobSpec, where: Where) -> list[OptimizerChoice]:
+    """What the job says of its optimizer, or of each; none in a prediction, which updates nothing."""
+    if job.is_prediction:
+        return []
+    return [_choice(each, where) for each in job.optimizers or [job_pb2.OptimizerSpec(make=job.optimizer)]]
+
+
+def _choice(said: job_pb2.OptimizerSpec, where: Where) -> OptimizerChoice:
+    return OptimizerChoice(
+        pattern=said.pattern or "*",
+        make=bind(said.make, "the optimizer", where),
+        groups={
+            group.pattern: _object(group.options_json, f"the options of the group {group.pattern!r}", where)
+            for group in said.groups
+        },
+        rule=bind_optional(said.HasField("group_rule"), said.group_rule, "the rule of groups", where),
+    )
+
+
+def bind_scheduler(job: job_pb2.JobSpec, where: Where) -> SchedulerChoice | None:
+    """None: rates stay as they are."""
+    if not job.HasField("scheduler"):
+        return None
+    return SchedulerChoice(
+        make=bind(job.scheduler.make, "the scheduler", where),
+        is_by_epoch=job.scheduler.every == job_pb2.SCHEDULER_PERIOD_EPOCH,
+    )
+
+
+def place_of(assignment: local_pb2.Assignment) -> Where:
+    return Where(run_id=assignment.run_id, worker=assignment.worker, host=assignment.host)
+
+
+def _called_exit(module: str, role: str, cause: SystemExit, where: Where) -> PipesvcError:
+    """A script that is run as such ends here, as when it reads the command line, which is not its own."""
+    spec = find_spec(module) if module in sys.modules or "." not in module else None
+    name = Path(spec.origin).name if spec is not None and spec.origin else module
+    return user_error(
+        ErrorCode.IMPORT_FAILED,
+        f"importing {name} for {role} called sys.exit({'' if cause.code is None else repr(cause.code)})",
+        cause,
+        advice="What the file does as a script (reading the command line, starting the run) belongs "
+        'under `if __name__ == "__main__":`',
+        where=where,
+    )
+
+
+def _object(text: str, what: str, where: Where) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as cause:
+        raise PipesvcError(ErrorCode.INVALID_JOB, f"{what} are not valid JSON: {cause}", where=where) from cause
+    if not isinstance(found, dict):
+        message = f"{what} are a {type(found).__name__}, not an object of keyword arguments"
+        raise PipesvcError(ErrorCode.INVALID_JOB, message, where=where)
+    return found
+
+
+def _imported(text: str, role: str, where: Where) -> Callable[..., Any]:
+    module, separator, name = text.partition(":")
     parts = [*module.split("."), *name.split(".")]
     if not separator or not all(part.isidentifier() for part in parts):
         raise PipesvcError(
             ErrorCode.INVALID_JOB,
-            f"{role} is named {call.target!r}, which is not of the form 'package.module:name'",
+            f"{role} is named {text!r}, which is not of the form 'package.module:name'",
             advice="Give a function or class at the top level of an importable module",
             where=where,
         )
@@ -53,79 +156,7 @@ def bind(call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any]:
             )
         target = getattr(target, part)
     if not callable(target):
-        message = f"{role} {call.target!r} is a {type(target).__name__}, which cannot be called"
+        message = f"{role} {text!r} is a {type(target).__name__}, which cannot be called"
         raise PipesvcError(ErrorCode.INVALID_JOB, message, advice="Give a function or a class", where=where)
-    return partial(target, **_arguments(call, role, where))
-
-
-def bind_optional(is_given: bool, call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any] | None:
-    return bind(call, role, where) if is_given else None
-
-
-def bind_loss(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None:
-    """None: the model's last layer returns the loss. Then nobody would read labels."""
-    if job.is_prediction:
-        return None
-    if not job.HasField("loss") and job.data.has_labels:
-        raise PipesvcError(
-            ErrorCode.INVALID_JOB,
-            "the data has labels, but the job has no loss function that reads them",
-            advice="Give loss=, or labels=False, so that the first layer gets each item whole",
-            where=where,
-        )
-    return bind_optional(job.HasField("loss"), job.loss, "the loss function", where)
-
-
-def bind_optimizer(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any]:
-    """In a prediction nothing is updated, and the smallest one will do."""
-    return partial(SGD, lr=0.0) if job.is_prediction else bind(job.optimizer, "the optimizer", where)
-
-
-def reads_labels(job: job_pb2.JobSpec) -> bool:
-    """Of a prediction nobody reads the labels, if there are some."""
-    return job.data.has_labels and not job.is_prediction
-
-
-def bind_weight(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None:
-    """None: every row weighs the same."""
-    return bind_optional(job.HasField("weight"), job.weight, "the weight function", where)
-
-
-def bind_metrics(job: job_pb2.JobSpec, where: Where) -> tuple[tuple[str, Callable[..., Any]], ...]:
-    """Name and function of each."""
-    return tuple((each.name, bind(each.call, f"the metric {each.name!r}", where)) for each in job.evaluation.metrics)
-
-
-def bind_evaluation_source(job: job_pb2.JobSpec, where: Where) -> Callable[..., Any] | None:
-    """None: the run is not evaluated."""
-    return bind_optional(job.HasField("evaluation"), job.evaluation.data.source, "the evaluation data source", where)
-
-
-def place_of(assignment: local_pb2.Assignment) -> Where:
-    return Where(run_id=assignment.run_id, worker=assignment.worker, host=assignment.host)
-
-
-def _called_exit(module: str, role: str, cause: SystemExit, where: Where) -> PipesvcError:
-    """A script that is run as such ends here, as when it reads the command line, which is not its own."""
-    spec = find_spec(module) if module in sys.modules or "." not in module else None
-    name = Path(spec.origin).name if spec is not None and spec.origin else module
-    return user_error(
-        ErrorCode.IMPORT_FAILED,
-        f"importing {name} for {role} called sys.exit({'' if cause.code is None else repr(cause.code)})",
-        cause,
-        advice="What the file does as a script (reading the command line, starting the run) belongs "
-        'under `if __name__ == "__main__":`',
-        where=where,
-    )
-
-
-def _arguments(call: types_pb2.Call, role: str, where: Where) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.arguments_json or "{}")
-    except ValueError as cause:
-        message = f"the arguments of {role} are not valid JSON: {cause}"
-        raise PipesvcError(ErrorCode.INVALID_JOB, message, where=where) from cause
-    if not isinstance(arguments, dict):
-        message = f"the arguments of {role} are a {type(arguments).__name__}, not an object of keyword arguments"
-        raise PipesvcError(ErrorCode.INVALID_JOB, message, where=where)
-    return arguments
+    found: Callable[..., Any] = target
+    return found

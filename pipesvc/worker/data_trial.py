@@ -25,10 +25,12 @@ from pipesvc.wire import tree
 from pipesvc.wire.links import FEEDER
 from pipesvc.worker import calls
 from pipesvc.worker.executor.inbox import Parcel
+from pipesvc.worker.executor.optimizing import Updates
 from pipesvc.worker.executor.parts import uncut_program
+from pipesvc.worker.executor.precision import autocast_dtype
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
-from pipesvc.worker.feeder.batches import CutBatch, cut_batch
+from pipesvc.worker.feeder.batches import CutStep, cut_step
 from pipesvc.worker.feeder.source import Reading, read
 from pipesvc.worker.inspection import Inspection
 from pipesvc.worker.progress import ProgressReporter
@@ -109,7 +111,7 @@ def _note(reached: list[int], index: int, _layer: nn.Module, _inputs: Any) -> No
     reached.append(index)
 
 
-def first_batch(job: job_pb2.JobSpec, where: Where) -> CutBatch:
+def first_batch(job: job_pb2.JobSpec, where: Where) -> CutStep:
     """What the job's source gives first, as a run would cut it."""
     reading = Reading(
         data=job.data,
@@ -119,11 +121,11 @@ def first_batch(job: job_pb2.JobSpec, where: Where) -> CutBatch:
         seed=job.seed,
         where=where,
     )
-    raw = next(read(calls.bind(job.data.source, "the data source", where), reading))
-    return cut_batch(raw, reading.num_micro_batches, calls.bind_weight(job, where), where)
+    raw = next(filter(None, read(calls.bind(job.data.source, "the data source", where), reading)))
+    return cut_step(raw, reading.num_micro_batches, calls.bind_weight(job, where), where)
 
 
-def _forward(layers: Sequence[sequence.NamedLayer], batch: CutBatch, job: job_pb2.JobSpec, where: Where) -> None:
+def _forward(layers: Sequence[sequence.NamedLayer], batch: CutStep, job: job_pb2.JobSpec, where: Where) -> None:
     """What a run of one stage does with its first micro-batch."""
     spec = StageSpec(
         index=0,
@@ -133,8 +135,9 @@ def _forward(layers: Sequence[sequence.NamedLayer], batch: CutBatch, job: job_pb
         seed=0,
         loss=calls.bind_loss(job, where),
         check_finite=False,
+        autocast=autocast_dtype(job.autocast),
     )
-    stage = Stage(spec, uncut_program(spec, layers), partial(torch.optim.SGD, lr=0.0))
+    stage = Stage(spec, uncut_program(spec, layers), lambda _: Updates())
     labels = None if batch.labels is None else parcel_of(batch.labels[0])
     inputs = {FEEDER: parcel_of(batch.inputs[0])}
     if job.is_prediction:

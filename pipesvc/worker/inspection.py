@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipesvc.core.layer_info import LayerInfo
 from pipesvc.errors import ErrorDetails
-from pipesvc.worker.feeder.batches import CutBatch
+from pipesvc.worker.feeder.batches import CutStep
 
 
 @dataclass(kw_only=True, slots=True)
@@ -19,9 +19,9 @@ class Inspection:
     # Why a module has no flow.
     reason: ErrorDetails | None = None
     # What the data source gives first, once it has been read.
-    batch: CutBatch | None = None
+    batch: CutStep | None = None
 
     @property
     def is_module(self) -> bool:
-        """As `skeleton.inspect_layers` says it: one layer without a name."""
+        """As `skeleton.layer_infos` says it: one layer without a name."""
         return not self.layers[0].name

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,13 +19,14 @@ import torch
 from pipesvc.core.plan import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model import recompute, skeleton
+from pipesvc.model.sequence import NamedLayer
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls, data_trial
 from pipesvc.worker.executor import loading
-from pipesvc.worker.executor.main import optimizer_maker
 from pipesvc.worker.executor.units import recompute_of
 from pipesvc.worker.forward_inspection import follow
 from pipesvc.worker.inspection import Inspection
+from pipesvc.worker.optimizer_trial import Whole, refuse_unscalable, try_updates
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -44,15 +45,23 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     build = calls.bind(job.model, "the model", where)
     calls.bind_loss(job, where)
     calls.bind_weight(job, where)
-    _try_optimizer(calls.bind_optimizer(job, where), where)
+    optimizers, scheduler = calls.bind_optimizers(job, where), calls.bind_scheduler(job, where)
     if not job.data.is_streamed:
         calls.bind(job.data.source, "the data source", where)
     calls.bind_metrics(job, where)
     calls.bind_evaluation_source(job, where)
-    layers = _layers(build, job, where)
+    parts = _parts(build, job, where)
+    if not job.is_prediction:
+        whole = Whole.of(parts)
+        try_updates(optimizers, scheduler, whole, where)
+        if job.HasField("grad_scaler"):
+            refuse_unscalable(whole, where)
+        del whole
     if job.HasField("weights"):
         progress.busy("comparing the weights with the model")
-        _refuse_other_weights(port, build, job, where)
+        _refuse_other_weights(port, parts, where)
+    layers = skeleton.layer_infos(parts)
+    del parts
     found = Inspection(layers=layers, model_bytes=sum(each.parameter_bytes + each.buffer_bytes for each in layers))
 
     def report(misfit: local_pb2.DataMisfit | None = None, *, is_trying: bool = False) -> None:
@@ -75,28 +84,26 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     report(data_trial.find_misfit(found, job, where, progress, give_up))
 
 
-def _layers(build: Callable[[], Any], job: job_pb2.JobSpec, where: Where) -> list[LayerInfo]:
+def _parts(build: Callable[[], Any], job: job_pb2.JobSpec, where: Where) -> list[NamedLayer]:
     try:
-        layers = skeleton.inspect_layers(build, is_whole=is_one_stage(job))
+        parts = skeleton.inspect_parts(build, is_whole=is_one_stage(job))
         if job.strategy.recompute_patterns:
-            recompute.refuse_unmatched(
-                skeleton.module_names(build, is_whole=is_one_stage(job)), recompute_of(job.strategy)
-            )
-        return layers
+            recompute.refuse_unmatched(skeleton.module_names(parts), recompute_of(job.strategy))
+        return parts
     except PipesvcError as error:
         raise error.at(where) from error.__cause__
     except Exception as cause:
         raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=where) from cause
 
 
-def _refuse_other_weights(port: PortLike, build: Callable[[], Any], job: job_pb2.JobSpec, where: Where) -> None:
+def _refuse_other_weights(port: PortLike, parts: Sequence[NamedLayer], where: Where) -> None:
     """Names and shapes must be those of the model, all of them."""
     try:
         layout = WeightsReader(port).layout()
     except PipesvcError as error:
         advice = "Give a file that safetensors wrote, such as `run.save_weights` or `safetensors.torch.save_file`"
         raise PipesvcError(ErrorCode.INVALID_JOB, error.details.message, advice=advice, where=where) from error
-    differing = loading.misfits(skeleton.state_shapes(build, is_whole=is_one_stage(job)), layout)
+    differing = loading.misfits(skeleton.state_shapes(parts), layout)
     if differing:
         raise PipesvcError(
             ErrorCode.INVALID_JOB,
@@ -114,16 +121,6 @@ def _message(found: Inspection, misfit: local_pb2.DataMisfit | None) -> local_pb
 
         message.no_flow.CopyFrom(reports.to_message(found.reason))
     return message
-
-
-def _try_optimizer(make_optimizer: Callable[..., Any], where: Where) -> None:
-    """Refuses arguments that it does not take. What else it says may be of this stand-in's making."""
-    try:
-        optimizer_maker(make_optimizer, where)([torch.nn.Parameter(torch.zeros(1, 1))])
-    except PipesvcError as error:
-        if isinstance(error.__cause__, TypeError | ValueError | None):
-            raise
-        _log.info("the optimizer was not tried: %s", error)
 
 
 def layer_message(layer: LayerInfo) -> local_pb2.LayerInfo:

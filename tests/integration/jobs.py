@@ -146,6 +146,16 @@ def exits_in_the_source(num_rows: int = 80) -> Iterator[tuple[Tensor, Tensor]]:
     os._exit(3)
 
 
+def sparse_table() -> nn.Sequential:
+    table = nn.Embedding(16, WIDTH, sparse=True)
+    return nn.Sequential(table, nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, NUM_CLASSES))
+
+
+def numbers(num_rows: int = 80) -> Iterator[tuple[int, int]]:
+    for i in range(num_rows):
+        yield i * i % 16, i % NUM_CLASSES
+
+
 def named() -> nn.Sequential:
     layers = {
         "body": nn.Linear(WIDTH, WIDTH),

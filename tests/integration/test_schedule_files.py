@@ -30,7 +30,7 @@ def test_torch_reads_what_is_written(schedule: str) -> None:
             stages=[stage for stage, home in enumerate(places) if home == worker],
             num_stages=4,
             num_micro_batches=4,
-            clips=True,
+            decides=True,
         )
         for worker in sorted(set(places))
     ]

@@ -85,3 +85,31 @@ def test_the_command_says_what_it_found(cluster: pipesvc.Client, state_dir: Path
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("the same: 2 steps on ")
+
+
+def no_decay_for_vectors(name: str, parameter: nn.Parameter) -> dict[str, float]:
+    return {"weight_decay": 0.0} if parameter.ndim == 1 else {}
+
+
+def halved(epoch: int) -> float:
+    return 0.5**epoch
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")  # of torch, where the first step is skipped
+def test_a_step_with_all_that_a_job_can_say_of_it_is_verified(cluster: pipesvc.Client) -> None:
+    """Two optimizers, groups by a rule, a scheduler by epoch, mini-batches joined over the end of an epoch."""
+    job = make_job(
+        optimizer={
+            "words.*": pipesvc.Optimizer(torch.optim.SGD, lr=0.1, momentum=0.9),
+            "*": pipesvc.Optimizer(torch.optim.AdamW, lr=0.01, weight_decay=0.5, groups=no_decay_for_vectors),
+        },
+        scheduler=pipesvc.Scheduler(torch.optim.lr_scheduler.LambdaLR, every="epoch", lr_lambda=halved),
+        accumulate=3,
+        epochs=2,
+        clip_norm=None,
+        clip_value=0.01,
+        autocast="float16",
+        grad_scaler=pipesvc.GradScaler(init_scale=2.0**24),
+    )
+    verdict = pipesvc.verify(cluster, job, num_steps=4)
+    assert (verdict.difference, verdict.num_steps) == (None, 4)

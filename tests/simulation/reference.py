@@ -20,7 +20,7 @@ class Reference:
     lists: StepLists
     stages: Sequence[StageCost]
     num_micro_batches: int
-    clips: bool
+    decides: bool
     link: LinkOf
     spans: dict[Action, tuple[float, float]] = field(default_factory=dict)
     live: dict[int, int] = field(default_factory=dict)
@@ -77,4 +77,6 @@ class Reference:
         return self._link_free_s[way] + cost.latency_s
 
     def _needs(self, action: Action) -> tuple[Result, ...]:
-        return needs(action, num_stages=len(self.stages), num_micro_batches=self.num_micro_batches, clips=self.clips)
+        return needs(
+            action, num_stages=len(self.stages), num_micro_batches=self.num_micro_batches, decides=self.decides
+        )

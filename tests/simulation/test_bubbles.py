@@ -96,12 +96,12 @@ def test_more_in_flight_hides_the_hops_as_published(p: int, m: int, c: float) ->
     m=st.integers(1, 6),
     in_flight=st.integers(0, 8),
     hop_s=st.integers(0, 5),
-    clips=st.booleans(),
+    decides=st.booleans(),
     forward_s=st.integers(0, 9),
     backward_s=st.integers(0, 9),
 )
 def test_every_simulated_step_obeys_the_rules(
-    schedule: str, homes: list[int], m: int, in_flight: int, hop_s: int, clips: bool, forward_s: int, backward_s: int
+    schedule: str, homes: list[int], m: int, in_flight: int, hop_s: int, decides: bool, forward_s: int, backward_s: int
 ) -> None:
     """Whatever the times, also none, and the placement: all actions once, none before what it needs, none beside
     another, none over the bound."""
@@ -109,15 +109,15 @@ def test_every_simulated_step_obeys_the_rules(
     groups = [[stage for stage in range(p) if homes[stage] == home] for home in sorted(set(homes))]
     stages = equal_stages(groups, forward_s=forward_s, backward_s=backward_s)
     lists = step_lists(
-        schedule, homes=[stage.worker for stage in stages], num_micro_batches=m, in_flight=in_flight, clips=clips
+        schedule, homes=[stage.worker for stage in stages], num_micro_batches=m, in_flight=in_flight, decides=decides
     )
-    step = play(lists, stages, num_micro_batches=m, clips=clips, link=hops(hop_s))
+    step = play(lists, stages, num_micro_batches=m, decides=decides, link=hops(hop_s))
     spans = {span.action: span for span in step.spans}
-    assert len(spans) == len(step.spans) == 2 * p * m + p + (p + 1) * clips
+    assert len(spans) == len(step.spans) == 2 * p * m + p + (p + 1) * decides
     makers = {result: action for action in spans for result in results(action)}
     for action, span in spans.items():
         assert span.end_s - span.start_s == stages[action.stage].seconds(action.kind)
-        for need in needs(action, num_stages=p, num_micro_batches=m, clips=clips):
+        for need in needs(action, num_stages=p, num_micro_batches=m, decides=decides):
             hop = hop_s if homes[need.stage] != homes[action.stage] else 0
             assert spans[makers[need]].end_s + hop <= span.start_s
     for home in set(homes):

@@ -39,19 +39,19 @@ def test_all_placements_are_listed() -> None:
     assert [[0, 2], [1]] in _placements(3)
 
 
-@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("decides", [False, True])
 @pytest.mark.parametrize("num_stages", range(1, 6))
 @pytest.mark.parametrize("schedule", ANYWHERE)
-def test_no_placement_deadlocks(schedule: str, num_stages: int, clips: bool) -> None:
+def test_no_placement_deadlocks(schedule: str, num_stages: int, decides: bool) -> None:
     for num_micro_batches in (1, 2, 3, 5, 8):
         for placement in _placements(num_stages):
-            lists = step_lists(schedule, homes=_homes(placement), num_micro_batches=num_micro_batches, clips=clips)
+            lists = step_lists(schedule, homes=_homes(placement), num_micro_batches=num_micro_batches, decides=decides)
             peaks = check(
                 lists.per_worker,
                 num_stages=num_stages,
                 num_micro_batches=num_micro_batches,
                 bounds=lists.bounds,
-                clips=clips,
+                decides=decides,
             )
             assert peaks == lists.bounds
 

@@ -72,7 +72,7 @@ def _assert_equal(step: Simulation, slow: Reference) -> None:
     homes=HOMES,
     num_micro_batches=st.integers(1, 7),
     in_flight=st.integers(0, 8),
-    clips=st.booleans(),
+    decides=st.booleans(),
     is_in_order=st.booleans(),
     links=LINKS,
     data=st.data(),
@@ -82,25 +82,25 @@ def test_schedules_are_played_as_by_the_reference(
     homes: list[str],
     num_micro_batches: int,
     in_flight: int,
-    clips: bool,
+    decides: bool,
     is_in_order: bool,
     links: dict[tuple[str, str], LinkCost],
     data: st.DataObject,
 ) -> None:
-    lists = step_lists(schedule, homes=homes, num_micro_batches=num_micro_batches, in_flight=in_flight, clips=clips)
+    lists = step_lists(schedule, homes=homes, num_micro_batches=num_micro_batches, in_flight=in_flight, decides=decides)
     if is_in_order:
         lists = lists.in_order()
     stages, link = data.draw(stages_on(homes)), _link_of(links)
-    slow = Reference(lists=lists, stages=stages, num_micro_batches=num_micro_batches, clips=clips, link=link).run()
+    slow = Reference(lists=lists, stages=stages, num_micro_batches=num_micro_batches, decides=decides, link=link).run()
     assert not slow.stuck
-    _assert_equal(play(lists, stages, num_micro_batches=num_micro_batches, clips=clips, link=link), slow)
+    _assert_equal(play(lists, stages, num_micro_batches=num_micro_batches, decides=decides, link=link), slow)
 
 
 @settings(max_examples=150)
 @given(
     homes=HOMES,
     num_micro_batches=st.integers(1, 6),
-    clips=st.booleans(),
+    decides=st.booleans(),
     is_split=st.booleans(),
     seed=st.integers(0, 10**6),
     look_aheads=st.fixed_dictionaries({worker: st.integers(1, 9) for worker in WORKERS}),
@@ -111,7 +111,7 @@ def test_schedules_are_played_as_by_the_reference(
 def test_lists_of_chance_are_played_as_by_the_reference(
     homes: list[str],
     num_micro_batches: int,
-    clips: bool,
+    decides: bool,
     is_split: bool,
     seed: int,
     look_aheads: dict[str, int],
@@ -120,13 +120,13 @@ def test_lists_of_chance_are_played_as_by_the_reference(
     data: st.DataObject,
 ) -> None:
     """Under bounds that no one has checked a list may get stuck; then both get stuck at the same place."""
-    per_worker = random_lists(homes, num_micro_batches=num_micro_batches, clips=clips, is_split=is_split, seed=seed)
+    per_worker = random_lists(homes, num_micro_batches=num_micro_batches, decides=decides, is_split=is_split, seed=seed)
     lists = StepLists(per_worker=per_worker, bounds=bounds, look_aheads=look_aheads)
     stages, link = data.draw(stages_on(homes)), _link_of(links)
-    slow = Reference(lists=lists, stages=stages, num_micro_batches=num_micro_batches, clips=clips, link=link).run()
+    slow = Reference(lists=lists, stages=stages, num_micro_batches=num_micro_batches, decides=decides, link=link).run()
     if slow.stuck:
         with pytest.raises(PipesvcError, match=f"at {', '.join(map(str, slow.stuck))}. The") as caught:
-            play(lists, stages, num_micro_batches=num_micro_batches, clips=clips, link=link)
+            play(lists, stages, num_micro_batches=num_micro_batches, decides=decides, link=link)
         assert caught.value.code is ErrorCode.INVALID_PLAN
     else:
-        _assert_equal(play(lists, stages, num_micro_batches=num_micro_batches, clips=clips, link=link), slow)
+        _assert_equal(play(lists, stages, num_micro_batches=num_micro_batches, decides=decides, link=link), slow)

@@ -32,7 +32,7 @@ def hops(latency_s: float, bytes_per_s: float = float("inf")) -> LinkOf:
 
 
 def random_lists(
-    homes: Sequence[str], *, num_micro_batches: int, clips: bool, is_split: bool, seed: int
+    homes: Sequence[str], *, num_micro_batches: int, decides: bool, is_split: bool, seed: int
 ) -> dict[str, list[Action]]:
     """Lists in the order of a run in which, again and again, any one of the actions that could run did.
 
@@ -46,16 +46,18 @@ def random_lists(
         for stage in range(num_stages)
         for kind in kinds
     ]
-    once = [ActionKind.NORM, ActionKind.UPDATE] if clips else [ActionKind.UPDATE]
+    once = [ActionKind.NORM, ActionKind.UPDATE] if decides else [ActionKind.UPDATE]
     queues += [[Action(stage, kind)] for stage in range(num_stages) for kind in once]
-    queues += [[Action(0, ActionKind.DECIDE)]] if clips else []
+    queues += [[Action(0, ActionKind.DECIDE)]] if decides else []
     lists: dict[str, list[Action]] = {worker: [] for worker in dict.fromkeys(homes)}
     made: set[object] = set()
     while queues:
         able = [
             queue
             for queue in queues
-            if made.issuperset(needs(queue[0], num_stages=num_stages, num_micro_batches=num_micro_batches, clips=clips))
+            if made.issuperset(
+                needs(queue[0], num_stages=num_stages, num_micro_batches=num_micro_batches, decides=decides)
+            )
         ]
         queue = chance.choice(able)
         action = queue.pop(0)

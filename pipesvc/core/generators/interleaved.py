@@ -60,7 +60,7 @@ def _orders(num_workers: int, num_parts: int, num_micro_batches: int) -> tuple[t
     done: set[Result] = set()
 
     def can_run(action: Action) -> bool:
-        return done.issuperset(needs(action, num_stages=num_stages, num_micro_batches=num_micro_batches, clips=False))
+        return done.issuperset(needs(action, num_stages=num_stages, num_micro_batches=num_micro_batches, decides=False))
 
     may_turn_back = False
     while any(worker.backwards for worker in workers):

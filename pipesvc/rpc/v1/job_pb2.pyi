@@ -14,10 +14,28 @@ class Yields(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     YIELDS_SAMPLE: _ClassVar[Yields]
     YIELDS_SAMPLE_LIST: _ClassVar[Yields]
     YIELDS_BATCH: _ClassVar[Yields]
+
+class SchedulerPeriod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCHEDULER_PERIOD_UNSPECIFIED: _ClassVar[SchedulerPeriod]
+    SCHEDULER_PERIOD_STEP: _ClassVar[SchedulerPeriod]
+    SCHEDULER_PERIOD_EPOCH: _ClassVar[SchedulerPeriod]
+
+class Autocast(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AUTOCAST_UNSPECIFIED: _ClassVar[Autocast]
+    AUTOCAST_BFLOAT16: _ClassVar[Autocast]
+    AUTOCAST_FLOAT16: _ClassVar[Autocast]
 YIELDS_UNSPECIFIED: Yields
 YIELDS_SAMPLE: Yields
 YIELDS_SAMPLE_LIST: Yields
 YIELDS_BATCH: Yields
+SCHEDULER_PERIOD_UNSPECIFIED: SchedulerPeriod
+SCHEDULER_PERIOD_STEP: SchedulerPeriod
+SCHEDULER_PERIOD_EPOCH: SchedulerPeriod
+AUTOCAST_UNSPECIFIED: Autocast
+AUTOCAST_BFLOAT16: Autocast
+AUTOCAST_FLOAT16: Autocast
 
 class Sample(_message.Message):
     __slots__ = ("structure", "tensors", "absent")
@@ -128,8 +146,48 @@ class WeightsSource(_message.Message):
     sha256: str
     def __init__(self, run_id: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
 
+class ParameterGroup(_message.Message):
+    __slots__ = ("pattern", "options_json")
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
+    pattern: str
+    options_json: str
+    def __init__(self, pattern: _Optional[str] = ..., options_json: _Optional[str] = ...) -> None: ...
+
+class OptimizerSpec(_message.Message):
+    __slots__ = ("make", "groups", "group_rule", "pattern")
+    MAKE_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_RULE_FIELD_NUMBER: _ClassVar[int]
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
+    make: _types_pb2.Call
+    groups: _containers.RepeatedCompositeFieldContainer[ParameterGroup]
+    group_rule: _types_pb2.Call
+    pattern: str
+    def __init__(self, make: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[ParameterGroup, _Mapping]]] = ..., group_rule: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., pattern: _Optional[str] = ...) -> None: ...
+
+class SchedulerSpec(_message.Message):
+    __slots__ = ("make", "every")
+    MAKE_FIELD_NUMBER: _ClassVar[int]
+    EVERY_FIELD_NUMBER: _ClassVar[int]
+    make: _types_pb2.Call
+    every: SchedulerPeriod
+    def __init__(self, make: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., every: _Optional[_Union[SchedulerPeriod, str]] = ...) -> None: ...
+
+class GradScalerSpec(_message.Message):
+    __slots__ = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+    INIT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    GROWTH_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    GROWTH_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    init_scale: float
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+    def __init__(self, init_scale: _Optional[float] = ..., growth_factor: _Optional[float] = ..., backoff_factor: _Optional[float] = ..., growth_interval: _Optional[int] = ...) -> None: ...
+
 class JobSpec(_message.Message):
-    __slots__ = ("name", "model", "loss", "optimizer", "weight", "data", "strategy", "epochs", "max_steps", "seed", "clip_norm", "check_finite", "worker_wait_s", "build_timeout_s", "step_timeout_s", "python_version", "torch_version", "bundle_sha256", "evaluation", "is_prediction", "weights")
+    __slots__ = ("name", "model", "loss", "optimizer", "weight", "data", "strategy", "epochs", "max_steps", "seed", "clip_norm", "check_finite", "worker_wait_s", "build_timeout_s", "step_timeout_s", "python_version", "torch_version", "bundle_sha256", "optimizers", "scheduler", "clip_value", "accumulate", "autocast", "grad_scaler", "evaluation", "is_prediction", "weights")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +206,12 @@ class JobSpec(_message.Message):
     PYTHON_VERSION_FIELD_NUMBER: _ClassVar[int]
     TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZERS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    CLIP_VALUE_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATE_FIELD_NUMBER: _ClassVar[int]
+    AUTOCAST_FIELD_NUMBER: _ClassVar[int]
+    GRAD_SCALER_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     IS_PREDICTION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
@@ -169,7 +233,13 @@ class JobSpec(_message.Message):
     python_version: str
     torch_version: str
     bundle_sha256: str
+    optimizers: _containers.RepeatedCompositeFieldContainer[OptimizerSpec]
+    scheduler: SchedulerSpec
+    clip_value: float
+    accumulate: int
+    autocast: Autocast
+    grad_scaler: GradScalerSpec
     evaluation: EvaluationSpec
     is_prediction: bool
     weights: WeightsSource
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., loss: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., optimizer: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., weight: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., strategy: _Optional[_Union[StrategySpec, _Mapping]] = ..., epochs: _Optional[int] = ..., max_steps: _Optional[int] = ..., seed: _Optional[int] = ..., clip_norm: _Optional[float] = ..., check_finite: _Optional[bool] = ..., worker_wait_s: _Optional[float] = ..., build_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., python_version: _Optional[str] = ..., torch_version: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., is_prediction: _Optional[bool] = ..., weights: _Optional[_Union[WeightsSource, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., loss: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., optimizer: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., weight: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., strategy: _Optional[_Union[StrategySpec, _Mapping]] = ..., epochs: _Optional[int] = ..., max_steps: _Optional[int] = ..., seed: _Optional[int] = ..., clip_norm: _Optional[float] = ..., check_finite: _Optional[bool] = ..., worker_wait_s: _Optional[float] = ..., build_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., python_version: _Optional[str] = ..., torch_version: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., optimizers: _Optional[_Iterable[_Union[OptimizerSpec, _Mapping]]] = ..., scheduler: _Optional[_Union[SchedulerSpec, _Mapping]] = ..., clip_value: _Optional[float] = ..., accumulate: _Optional[int] = ..., autocast: _Optional[_Union[Autocast, str]] = ..., grad_scaler: _Optional[_Union[GradScalerSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., is_prediction: _Optional[bool] = ..., weights: _Optional[_Union[WeightsSource, _Mapping]] = ...) -> None: ...

@@ -1,6 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -104,12 +106,21 @@ class LinkId(_message.Message):
     def __init__(self, producer: _Optional[int] = ..., consumer: _Optional[int] = ..., kind: _Optional[_Union[LinkKind, str]] = ...) -> None: ...
 
 class Call(_message.Message):
-    __slots__ = ("target", "arguments_json")
+    __slots__ = ("target", "arguments_json", "functions")
+    class FunctionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     TARGET_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    FUNCTIONS_FIELD_NUMBER: _ClassVar[int]
     target: str
     arguments_json: str
-    def __init__(self, target: _Optional[str] = ..., arguments_json: _Optional[str] = ...) -> None: ...
+    functions: _containers.ScalarMap[str, str]
+    def __init__(self, target: _Optional[str] = ..., arguments_json: _Optional[str] = ..., functions: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ErrorReport(_message.Message):
     __slots__ = ("code", "message", "advice", "exception_type", "traceback", "run_id", "step", "stage", "micro_batch", "worker", "host", "last_words", "is_echo")

@@ -6,10 +6,12 @@ Stages that share a worker hand parcels to each other here, without the port; th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.wire import tree
 from pipesvc.wire.links import Link
 
 
@@ -21,6 +23,10 @@ class Parcel:
     requires_grad: tuple[bool, ...]
     structure: str
     is_local: bool
+
+    def value(self) -> Any:
+        """The nest that was sent."""
+        return tree.unflatten(self.structure, self.leaves)
 
     def as_made(self) -> list[Tensor | None]:
         """The leaves, each wanting a gradient where its maker's did."""

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
-from torch import nn
 
-from pipesvc.core.edges import edges_of
 from pipesvc.core.plan import Plan
 from pipesvc.core.schedules import splits_backward
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model import malloc
 from pipesvc.model.fingerprint import numeric_fingerprint
 from pipesvc.rpc.v1 import job_pb2, local_pb2
+from pipesvc.wire.job_edges import edges_of_job
 from pipesvc.worker import calls
 from pipesvc.worker.executor import loading, state
-from pipesvc.worker.executor.parts import make_programs
+from pipesvc.worker.executor.optimizing import make_updates
+from pipesvc.worker.executor.parameter_groups import allot
+from pipesvc.worker.executor.parts import make_parts
+from pipesvc.worker.executor.precision import autocast_dtype
 from pipesvc.worker.executor.runtime import Runtime, Settings
+from pipesvc.worker.executor.scaling import ScalerSettings, first_scale
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.executor.units import recompute_of
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
-from pipesvc.worker.user_errors import user_error
 from pipesvc.worker.weights_reader import WeightsReader
 
 _log = logging.getLogger("pipesvc.executor")
@@ -52,11 +53,24 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
 def settings_of(job: job_pb2.JobSpec, plan: Plan, worker: str) -> Settings:
     return Settings(
         worker=worker,
-        edges=edges_of(plan, has_labels=calls.reads_labels(job), clips=job.clip_norm > 0),
+        edges=edges_of_job(plan, job),
         schedule=plan.schedule,
         in_flight=plan.in_flight,
         schedule_text=plan.schedule_text,
         clip_norm=job.clip_norm,
+        scaler=scaler_of(job),
+    )
+
+
+def scaler_of(job: job_pb2.JobSpec) -> ScalerSettings | None:
+    """None: losses are not scaled."""
+    if not job.HasField("grad_scaler"):
+        return None
+    return ScalerSettings(
+        init_scale=job.grad_scaler.init_scale,
+        growth_factor=job.grad_scaler.growth_factor,
+        backoff_factor=job.grad_scaler.backoff_factor,
+        growth_interval=job.grad_scaler.growth_interval,
     )
 
 
@@ -65,7 +79,8 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
     build = calls.bind(job.model, "the model", where)
     loss = calls.bind_loss(job, where)
     metrics = calls.bind_metrics(job, where)
-    optimizer = calls.bind_optimizer(job, where)
+    scaler = scaler_of(job)
+    optimizers, scheduler = calls.bind_optimizers(job, where), calls.bind_scheduler(job, where)
     specs = [
         StageSpec(
             index=stage.index,
@@ -79,12 +94,19 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
             recompute=recompute_of(job.strategy),
             compiles=job.strategy.compiles,
             metrics=metrics,
+            clip_value=job.clip_value,
+            clips_norm=job.clip_norm > 0,
+            autocast=autocast_dtype(job.autocast),
+            scale=first_scale(scaler).value if scaler is not None else None,
         )
         for stage in plan.stages_of(worker)
     ]
+    parts = make_parts(build, plan, specs, where)
+    allotments = allot(optimizers, parts.parameters, where)
     stages: dict[int, Stage] = {}
-    for spec, program in zip(specs, make_programs(build, plan, specs, where), strict=True):
-        stage = Stage(spec, program, optimizer_maker(optimizer, _at_stage(where, spec.index)))
+    for spec, program in zip(specs, parts.programs, strict=True):
+        at_stage = _at_stage(where, spec.index)
+        stage = Stage(spec, program, partial(make_updates, allotments, scheduler, where=at_stage))
         state.check(stage)
         stages[spec.index] = stage
         _log.info("stage %d: %s on %s", spec.index, ", ".join(plan.stages[spec.index].layer_names), spec.device)
@@ -102,27 +124,6 @@ def device_of(name: str, where: Where) -> torch.device:
             where=where,
         )
     return device
-
-
-def optimizer_maker(
-    optimizer: Callable[..., Any], where: Where
-) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
-    """Makes a stage's optimizer; what is wrong with it is told as the user's error."""
-
-    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        try:
-            made = optimizer(parameters)
-        except Exception as cause:
-            raise user_error(ErrorCode.BUILD_FAILED, "making the optimizer", cause, where=where) from cause
-        if not isinstance(made, torch.optim.Optimizer):
-            raise PipesvcError(
-                ErrorCode.INVALID_JOB,
-                f"the optimizer is a {type(made).__name__}, not a torch.optim.Optimizer",
-                where=where,
-            )
-        return made
-
-    return make
 
 
 def _at_stage(where: Where, stage: int) -> Where:

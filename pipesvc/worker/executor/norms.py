@@ -1,8 +1,12 @@
-"""Clipping by the norm over all stages, with the bits of `torch.nn.utils.clip_grad_norm_` on the unsplit model.
+"""Clipping, by the norm over all stages with the bits of `torch.nn.utils.clip_grad_norm_` on the unsplit model, and by
+single values.
 
 The sum of the stages' squared norms is the same number on paper, but not in float32: it differs in about one case of
 ten. So each stage sends the norm of every parameter, stage 0 lines them up in model order and takes the norm of that
 vector, which is what torch does, and answers with the coefficient that torch would multiply by.
+
+torch refuses sparse gradients here. What they stand for is clear: rows that came several times are added (coalesced),
+rows that did not come are 0. So the norm is that of the rows, which is that of the dense gradient to rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ def parameter_norms(parameters: Sequence[torch.nn.Parameter], places: Sequence[i
 
     None if none has. A place is equal for parameters of which the order is that of the stages, and in it.
     """
-    known = [(each.grad, place) for each, place in zip(parameters, places, strict=True) if each.grad is not None]
+    known = [(_rows(each), place) for each, place in zip(parameters, places, strict=True) if each.grad is not None]
     if not known:
         return None
     norms = torch.stack([torch.linalg.vector_norm(grad, 2.0) for grad, _ in known]).cpu()
@@ -44,3 +48,19 @@ def scale_gradients(parameters: Iterable[torch.nn.Parameter], scale: Tensor) -> 
     for each in parameters:
         if each.grad is not None:
             each.grad.mul_(scale.to(each.grad.device))
+
+
+def clip_values(parameters: Iterable[torch.nn.Parameter], bound: float) -> None:
+    """As `torch.nn.utils.clip_grad_value_`."""
+    for each in parameters:
+        if each.grad is not None:
+            _rows(each).clamp_(-bound, bound)
+
+
+def _rows(parameter: torch.nn.Parameter) -> Tensor:
+    """The gradient, or of a sparse one the rows that are there, each once; it is coalesced in its place."""
+    assert parameter.grad is not None
+    if not parameter.grad.is_sparse:
+        return parameter.grad
+    parameter.grad = parameter.grad.coalesce()
+    return parameter.grad.values()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from torch import nn
 
 from pipesvc.core.flow import Flow, parameters_of
 from pipesvc.core.plan import Plan
@@ -19,15 +22,27 @@ from pipesvc.worker.user_errors import user_error
 Build = Callable[[], Any]
 
 
-def make_programs(build: Build, plan: Plan, specs: Sequence[StageSpec], where: Where) -> list[StageProgram]:
-    """One for each of `specs`, real in its own part only. One stage is built plainly, as no skeleton may hold it."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """`parameters` are those of the whole model, each once under its first name, others' without values."""
+
+    programs: Sequence[StageProgram]
+    parameters: Mapping[str, nn.Parameter]
+
+
+def make_parts(build: Build, plan: Plan, specs: Sequence[StageSpec], where: Where) -> Parts:
+    """A program for each of `specs`, real in its own part only. One stage is built plainly: no skeleton may hold it."""
     try:
         if plan.num_stages == 1:
-            return [uncut_program(specs[0], skeleton.whole(build, specs[0].seed), plan.flow)]
+            program = uncut_program(specs[0], skeleton.whole(build, specs[0].seed), plan.flow)
+            return Parts(programs=[program], parameters=program.named_parameters())
         made: dict[int, StageProgram] = {}
+        parameters: Mapping[str, nn.Parameter] = {}
         for held in _built_together(plan, specs):
-            made |= zip((spec.index for spec in held), _programs(build, plan, held), strict=True)
-        return [made[spec.index] for spec in specs]
+            parts = _parts(build, plan, held)
+            made |= zip((spec.index for spec in held), parts.programs, strict=True)
+            parameters = parts.parameters
+        return Parts(programs=[made[spec.index] for spec in specs], parameters=parameters)
     except PipesvcError:
         raise
     except Exception as cause:
@@ -43,19 +58,21 @@ def _built_together(plan: Plan, specs: Sequence[StageSpec]) -> list[list[StageSp
     return [[spec for spec in specs if spec.device == device] for device in dict.fromkeys(devices.values())]
 
 
-def _programs(build: Build, plan: Plan, specs: Sequence[StageSpec]) -> list[StageProgram]:
+def _parts(build: Build, plan: Plan, specs: Sequence[StageSpec]) -> Parts:
     own, seed = [plan.stages[spec.index] for spec in specs], specs[0].seed
     if (flow := plan.flow) is not None:
         names = {name for stage in own for name in parameters_of(flow, plan.ends, stage.index)}
         model = skeleton.build_module(build, seed, names)
-        return [ReplayProgram(spec, model, flow, plan.ends) for spec in specs]
+        replays = [ReplayProgram(spec, model, flow, plan.ends) for spec in specs]
+        return Parts(programs=replays, parameters=dict(model.named_parameters()))
     owned = [index for stage in own for index in range(stage.first_layer, stage.end_layer)]
     layers = skeleton.build_layers(build, seed, owned)
     tied = TiedLayers(ties=plan.ties, shared=sequence.shared_parameters(layers))
-    return [
+    programs = [
         _sequence(spec, layers[stage.first_layer : stage.end_layer], tied)
         for spec, stage in zip(specs, own, strict=True)
     ]
+    return Parts(programs=programs, parameters=sequence.named_parameters(layers))
 
 
 def uncut_program(spec: StageSpec, layers: Sequence[sequence.NamedLayer], flow: Flow | None = None) -> StageProgram:

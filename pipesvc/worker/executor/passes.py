@@ -108,7 +108,7 @@ def begun(
     stages: Sequence[int],
     num_stages: int,
     in_flight: int,
-    clips: bool,
+    decides: bool,
     text: str,
 ) -> Pass:
     """A worker with these stages begins; the schedule and what belongs to it are those of a step."""
@@ -120,7 +120,7 @@ def begun(
         num_stages=num_stages,
         num_micro_batches=len(issue.shares),
         in_flight=in_flight,
-        clips=clips,
+        decides=decides,
         text=text,
     )
     return Pass(issue=issue, schedule=schedule, pending=list(pending), bounds=live_peaks(pending))

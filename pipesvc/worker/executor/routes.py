@@ -2,8 +2,9 @@
 
 Which stages exchange what, `core.edges` says; here that becomes links. A list of layers is a chain: stage s reads its
 input from stage s - 1 (stage 0: from the feeder) and its output's gradient from stage s + 1. A module that is replayed
-may have several of each. Labels come straight from the feeder to the last stage. With clipping, every stage sends its
-norms to stage 0 and stage 0 answers every stage. The owner of a parameter that several stages use sends its new value.
+may have several of each. Labels come straight from the feeder to the last stage. Where stages decide together, every
+stage reports to stage 0, which answers every stage. The owner of a parameter that several stages use sends its new
+value.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def read_by(edges: Edges, action: Action) -> tuple[Link, ...]:
         case ActionKind.DECIDE:
             return tuple(norm_link(other) for other in range(edges.num_stages))
         case ActionKind.UPDATE:
-            decisions = [decision_link(stage)] if edges.clips else []
+            decisions = [decision_link(stage)] if edges.decides else []
             return (*decisions, *(weight_link(owner, stage) for owner in edges.weight_owners(stage)))
         case _:
             return ()

@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from torch import Tensor
-
 from pipesvc.core import choice, schedules
 from pipesvc.core.actions import Action, ActionKind
 from pipesvc.core.edges import Edges
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire.links import Link
-from pipesvc.worker.executor import norms, passes, routes, state, weights
+from pipesvc.worker.executor import passes, routes, state, weights
+from pipesvc.worker.executor.deciding import Decider, Decision, Report
 from pipesvc.worker.executor.inbox import Inbox, Parcel
 from pipesvc.worker.executor.outbox import Outbox
 from pipesvc.worker.executor.passes import Pass
 from pipesvc.worker.executor.program import Gradients
+from pipesvc.worker.executor.scaling import ScalerSettings
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.executor.trace import TraceLog
 from pipesvc.worker.port import ParcelArrived
@@ -51,6 +51,8 @@ class Settings:
     schedule_text: str
     # 0: no clipping.
     clip_norm: float
+    # None: losses are not scaled.
+    scaler: ScalerSettings | None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -80,6 +82,7 @@ class Runtime:
         self._outbox = Outbox(port, self._inbox, self._stages)
         self._progress = ProgressReporter(port, now_ns)
         self._trace = TraceLog(settings.worker, now_ns)
+        self._decider = Decider(settings.clip_norm, settings.scaler)
         self._waits = _Waits()
         self._eval_mode = passes.EvalMode(root for stage in stages.values() for root in stage.roots().values())
         self._step: Pass | None = None
@@ -148,6 +151,8 @@ class Runtime:
                 raise PipesvcError(
                     ErrorCode.INTERNAL, f"step {issue.step} was issued after step {self._num_applied} was applied"
                 )
+            for stage in self._stages.values():
+                stage.begin(issue.step, issue.epoch)
         settings = self._settings
         self._step = passes.begun(
             issue,
@@ -155,7 +160,7 @@ class Runtime:
             stages=list(self._stages),
             num_stages=settings.edges.num_stages,
             in_flight=settings.in_flight,
-            clips=settings.edges.clips,
+            decides=settings.edges.decides,
             text=settings.schedule_text,
         )
 
@@ -236,13 +241,13 @@ class Runtime:
                 run = stage.backward if action.kind is ActionKind.BACKWARD else stage.input_backward
                 return partial(self._send_gradients, action, number, run(number, micro_batch, sent, share))
             case ActionKind.NORM, _:
-                return partial(self._outbox.send, routes.norm_link(action.stage), number, 0, stage.parameter_norms())
+                return partial(self._outbox.send, routes.norm_link(action.stage), number, 0, stage.report().to_nest())
             case ActionKind.DECIDE, _:
-                scale = norms.coefficient([each.leaves for each in parcels.values()], self._settings.clip_norm)
-                return partial(self._send_decision, number, scale)
+                reports = [Report.of_nest(each.value()) for each in parcels.values()]
+                return partial(self._send_decision, number, self._decider.decide(number, reports))
             case _:
-                decision = parcels.get(routes.decision_link(action.stage))
-                stage.update(number, decision.leaves[0] if decision is not None else None)
+                decided = parcels.get(routes.decision_link(action.stage))
+                stage.update(number, Decision.of_nest(decided.value()) if decided is not None else None)
                 weights.take(self._settings.edges, stage, parcels)
                 return partial(self._report_applied, stage, step)
 
@@ -256,9 +261,9 @@ class Runtime:
             link = routes.gradient_link(action.stage, receiver)
             self._outbox.send_gradients(link, step, action.micro_batch or 0, each)
 
-    def _send_decision(self, step: int, scale: Tensor | None) -> None:
+    def _send_decision(self, step: int, decision: Decision) -> None:
         for stage in range(self._settings.edges.num_stages):
-            self._outbox.send(routes.decision_link(stage), step, 0, scale)
+            self._outbox.send(routes.decision_link(stage), step, 0, decision.to_nest())
 
     def _report_applied(self, stage: Stage, step: Pass) -> None:
         if step.is_step:

@@ -27,6 +27,10 @@ class StageSpec:
     recompute: Recompute = field(default_factory=Recompute)
     compiles: bool = False
     metrics: tuple[tuple[str, Callable[..., Any]], ...] = ()
+    clip_value: float = 0.0  # 0: single values of gradients are not bounded
+    clips_norm: bool = False
+    autocast: torch.dtype | None = None  # None: all is computed as it is
+    scale: float | None = None  # of the first loss; None: losses are not scaled
 
     @property
     def is_last(self) -> bool:

@@ -20,8 +20,12 @@ from pipesvc.errors import Where
 from pipesvc.model.deferral import Late
 from pipesvc.model.random_state import same_random_state_after
 from pipesvc.worker.executor import losses, measures, norms
+from pipesvc.worker.executor.deciding import Decision, Report
 from pipesvc.worker.executor.inbox import Parcel
+from pipesvc.worker.executor.optimizing import MakeUpdates
+from pipesvc.worker.executor.precision import autocast
 from pipesvc.worker.executor.program import Forwarded, Gradients, Parcels, StageProgram, failed
+from pipesvc.worker.executor.scaling import scaled, unscale
 from pipesvc.worker.executor.spec import StageSpec
 
 
@@ -40,15 +44,15 @@ class Stage:
         self,
         spec: StageSpec,
         program: StageProgram,
-        make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        make_updates: MakeUpdates,
     ) -> None:
         self.spec = spec
         self._program = program
         trainable = {name: each for name, each in program.named_parameters().items() if each.requires_grad}
         self.trainable = list(trainable.values())
         self._places = [program.place_of(name) for name in trainable]
-        # An optimizer refuses an empty list, and a stage without parameters has nothing to update.
-        self._optimizer = make_optimizer(self.trainable) if self.trainable else None
+        self.updates = make_updates(trainable)
+        self._scale = spec.scale  # of this step's loss
         self._live: dict[int, _Live] = {}
         # Of micro-batches between I and W, which count as alive.
         self._late: dict[int, Late] = {}
@@ -68,14 +72,19 @@ class Stage:
         """One that several stages use, by that name."""
         return self._program.tied_parameter(name)
 
+    def begin(self, step: int, epoch: int) -> None:
+        """Before the first action of a step."""
+        self.updates.begin_epoch(epoch, Where(step=step, stage=self.spec.index))
+
     def forward(self, step: int, micro_batch: int, inputs: Parcels, labels: Parcel | None) -> Mapping[int, Any]:
         """Consumer -> what it gets. On the last stage the loss is kept here and nothing is given."""
-        found = self._program.forward(step, micro_batch, inputs)
         loss = None
-        if self.spec.is_last:
-            where = Where(step=step, stage=self.spec.index, micro_batch=micro_batch)
-            loss = losses.loss_of(self.spec, found.result, labels, where)
-            self._losses[micro_batch] = loss.detach()
+        with autocast(self.spec.device, self.spec.autocast):
+            found = self._program.forward(step, micro_batch, inputs)
+            if self.spec.is_last:
+                where = Where(step=step, stage=self.spec.index, micro_batch=micro_batch)
+                loss = losses.loss_of(self.spec, found.result, labels, where)
+                self._losses[micro_batch] = loss.detach()
         self._live[micro_batch] = _Live(backward=found.backward, loss=loss)
         return found.outputs
 
@@ -83,7 +92,8 @@ class Stage:
         self, step: int, micro_batch: int, inputs: Parcels, labels: Parcel | None, share: float
     ) -> Mapping[int, Any]:
         """As `forward`, of which nothing is kept but the numbers; the generators are as before."""
-        with torch.no_grad(), same_random_state_after():
+        no_grad, casting = torch.no_grad(), autocast(self.spec.device, self.spec.autocast)
+        with no_grad, casting, same_random_state_after():
             found = self._program.forward(step, micro_batch, inputs)
             if self.spec.is_last and share:
                 where = Where(step=step, stage=self.spec.index, micro_batch=micro_batch)
@@ -92,7 +102,8 @@ class Stage:
 
     def predict(self, step: int, micro_batch: int, inputs: Parcels) -> Forwarded:
         """As `forward`, without a graph and a loss."""
-        with torch.no_grad(), same_random_state_after():
+        no_grad, casting = torch.no_grad(), autocast(self.spec.device, self.spec.autocast)
+        with no_grad, casting, same_random_state_after():
             return self._program.forward(step, micro_batch, inputs)
 
     def backward(self, step: int, micro_batch: int, gradients: Parcels, share: float) -> Gradients:
@@ -111,9 +122,11 @@ class Stage:
             loss = None
         if loss is not None and self.spec.check_finite:
             losses.refuse_not_finite(loss, where)
+        if loss is not None:
+            loss = loss * share if self._scale is None else scaled(loss * share, self._scale)
         try:
             with self._program.deferral.collecting() as late:
-                found = live.backward(gradients, None if loss is None else loss * share)
+                found = live.backward(gradients, loss)
         except (Exception, KeyboardInterrupt) as cause:
             raise failed("backward", cause, where) from cause
         self._late[micro_batch] = late
@@ -127,21 +140,22 @@ class Stage:
             where = Where(stage=self.spec.index, micro_batch=micro_batch)
             raise failed("backward of the weights", cause, where) from cause
 
-    def parameter_norms(self) -> list[Tensor] | None:
-        return norms.parameter_norms(self.trainable, self._places)
+    def report(self) -> Report:
+        """After the last backward (W): what stage 0 must know to decide. Gradients are no longer scaled afterwards."""
+        overflowed = self._scale is not None and unscale(self.trainable, self._scale)
+        found = norms.parameter_norms(self.trainable, self._places) if self.spec.clips_norm else None
+        return Report(norms=found, overflowed=overflowed)
 
-    def update(self, step: int, scale: Tensor | None) -> None:
-        """Apply the step once; the gradients are gone afterwards."""
-        if scale is not None:
-            norms.scale_gradients(self.trainable, scale)
-        if self._optimizer is not None:
-            try:
-                self._optimizer.step()
-            except (Exception, KeyboardInterrupt) as cause:
-                doing = f"update with {type(self._optimizer).__name__}"
-                where = Where(step=step, stage=self.spec.index)
-                raise failed(doing, cause, where) from cause
-            self._optimizer.zero_grad(set_to_none=True)
+    def update(self, step: int, decision: Decision | None) -> None:
+        """Apply the step once, or skip it; the gradients are gone afterwards."""
+        if decision is not None:
+            self._scale = decision.scale
+            if decision.coefficient is not None:
+                norms.scale_gradients(self.trainable, decision.coefficient)
+        if self.spec.clip_value:
+            norms.clip_values(self.trainable, self.spec.clip_value)
+        where = Where(step=step, stage=self.spec.index)
+        self.updates.apply(where, skips=decision is not None and decision.skips)
         self._program.deferral.settle()
 
     def take_loss(self, shares: Sequence[float]) -> float | None:

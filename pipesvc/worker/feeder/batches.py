@@ -1,4 +1,4 @@
-"""What a mini-batch is on its way through the feeder, and which batches are fit to train on.
+"""What a mini-batch is on its way through the feeder, which batches are fit to train on, and which make a step.
 
 Only the last batch of an epoch may have fewer rows than there are micro-batches, and a source that yields whole
 batches does not say which one is the last: such a batch is held back until the next one, or the end, has come.
@@ -26,15 +26,26 @@ class RawBatch:
     inputs: Any
     labels: Any
     num_rows: int
+
+
+@dataclass(kw_only=True, slots=True)
+class RawStep:
+    """The mini-batches of one update, which are of one epoch."""
+
+    batches: tuple[RawBatch, ...]
     read_start_ns: int = 0
     read_end_ns: int = 0
 
+    @property
+    def epoch(self) -> int:
+        return self.batches[0].epoch
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CutBatch:
-    """A mini-batch ready to be announced and sent: one entry per micro-batch in each list."""
+class CutStep:
+    """A step ready to be announced and sent: one entry per micro-batch in each list."""
 
-    raw: RawBatch
+    raw: RawStep
     inputs: list[Any]
     labels: list[Any] | None
     rows: tuple[int, ...]
@@ -49,26 +60,37 @@ def raw_batch(epoch: int, value: Any, has_labels: bool) -> RawBatch:
     return RawBatch(epoch=epoch, inputs=inputs, labels=labels, num_rows=collate.num_rows(inputs, labels))
 
 
-def cut_batch(
-    raw: RawBatch,
+def cut_step(
+    raw: RawStep,
     num_micro_batches: int,
     weight: Callable[[Any], Any] | None,
     where: Where,
     *,
     may_count_nothing: bool = False,
-) -> CutBatch:
-    """Cut by rows; each micro-batch counts by its weight, which is evaluated for the whole mini-batch at once.
+) -> CutStep:
+    """Each mini-batch is cut by rows into so many micro-batches, and each of all these counts by its weight.
 
-    A batch in which no row counts is refused, unless it is one of those that are added up anyway.
+    That is evaluated for a whole mini-batch at once. A step in which no row counts is refused, unless it is a batch of
+    those that are added up anyway.
     """
-    rows = split.micro_batch_rows(raw.num_rows, num_micro_batches)
-    weights = [float(count) for count in rows] if weight is None else _weights(raw, rows, weight, where)
-    return CutBatch(
+    inputs: list[Any] = []
+    labels: list[Any] | None = None if raw.batches[0].labels is None else []
+    all_rows: list[int] = []
+    weights: list[float] = []
+    for batch in raw.batches:
+        rows = split.micro_batch_rows(batch.num_rows, num_micro_batches)
+        inputs += collate.cut(batch.inputs, rows)
+        if labels is not None:
+            labels += collate.cut(batch.labels, rows)
+        all_rows += rows
+        weights += [float(count) for count in rows] if weight is None else _weights(batch, rows, weight, where)
+    counts_nothing = may_count_nothing and not any(weights)
+    return CutStep(
         raw=raw,
-        inputs=collate.cut(raw.inputs, rows),
-        labels=None if raw.labels is None else collate.cut(raw.labels, rows),
-        rows=rows,
-        shares=(0.0,) * len(rows) if may_count_nothing and not any(weights) else split.shares(weights),
+        inputs=inputs,
+        labels=labels,
+        rows=tuple(all_rows),
+        shares=(0.0,) * len(weights) if counts_nothing else split.shares(weights),
         weight=sum(weights),
     )
 
@@ -91,16 +113,42 @@ def _weights(raw: RawBatch, rows: tuple[int, ...], weight: Callable[[Any], Any],
 
 @dataclass(kw_only=True, slots=True)
 class Gate:
-    """Lets the batches of one epoch through that are fit to train on."""
+    """Lets the batches of one epoch through that are fit to train on, `num_joined` of them as one step.
+
+    The last step of an epoch has what is left.
+    """
 
     num_micro_batches: int
+    num_joined: int = 1
     drops_last: bool
     # Rows of a full batch; 0: as many as the first one has.
     full_rows: int
     _held: list[RawBatch] = field(default_factory=list)
+    _joining: list[RawBatch] = field(default_factory=list)
 
-    def push(self, batch: RawBatch) -> list[RawBatch]:
-        """The batches that may go on now that this one has come."""
+    def push(self, batch: RawBatch) -> list[RawStep]:
+        """The steps that are whole now that this batch has come."""
+        return self._join(self._passed(batch))
+
+    def end(self) -> list[RawStep]:
+        """The epoch is over: what was held back was its last batch."""
+        held, self._held = self._held, []
+        if self.drops_last:
+            held = [each for each in held if each.num_rows >= self.full_rows]
+        steps = self._join(held)
+        rest, self._joining = self._joining, []
+        return [*steps, RawStep(batches=tuple(rest))] if rest else steps
+
+    def _join(self, batches: list[RawBatch]) -> list[RawStep]:
+        steps = []
+        for batch in batches:
+            self._joining.append(batch)
+            if len(self._joining) == self.num_joined:
+                steps.append(RawStep(batches=tuple(self._joining)))
+                self._joining = []
+        return steps
+
+    def _passed(self, batch: RawBatch) -> list[RawBatch]:
         held, self._held = self._held, []
         for each in held:
             self._check(each)
@@ -110,13 +158,6 @@ class Gate:
             self._held = [batch]
             return held
         return [*held, batch]
-
-    def end(self) -> list[RawBatch]:
-        """The epoch is over: what was held back was its last batch."""
-        held, self._held = self._held, []
-        if self.drops_last:
-            return [each for each in held if each.num_rows >= self.full_rows]
-        return held
 
     def _check(self, batch: RawBatch) -> None:
         if batch.num_rows < self.num_micro_batches:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model.random_state import same_random_state_after
 from pipesvc.rpc.v1 import local_pb2
-from pipesvc.worker.feeder.batches import CutBatch, RawBatch
+from pipesvc.worker.feeder.batches import CutStep, RawStep
 from pipesvc.worker.feeder.preparation import Preparation
 from pipesvc.worker.feeder.reader import Reader, SourceEnded
 from pipesvc.worker.feeder.routes import FeederRoutes
@@ -30,7 +30,7 @@ _KIND = local_pb2.PASS_KIND_EVALUATION
 class EvaluationSettings:
     """`open_source` gives the batches of one evaluation from their beginning, `prepare` cuts them."""
 
-    open_source: Callable[[], Iterator[RawBatch]]
+    open_source: Callable[[], Iterator[RawStep | None]]
     prepare: Preparation
     num_permits: int
     timeout_s: float
@@ -50,7 +50,7 @@ class EvaluationFeed:
         self._turns = turns
         self._after_step = 0
         self._reader: Reader | None = None
-        self._announced: dict[int, CutBatch] = {}
+        self._announced: dict[int, CutStep] = {}
         self._num_announced = 0
 
     def begin(self, after_step: int) -> None:
@@ -74,7 +74,7 @@ class EvaluationFeed:
         self._check_time(self._reader)
         for arrival in self._reader.take():
             match arrival:
-                case RawBatch():
+                case RawStep():
                     self._announce(arrival)
                 case SourceEnded():
                     ended = local_pb2.DataEnded(num_steps=self._num_announced, kind=_KIND)
@@ -102,7 +102,7 @@ class EvaluationFeed:
     def _where(self) -> Where:
         return replace(self._settings.where, step=self._after_step)
 
-    def _announce(self, raw: RawBatch) -> None:
+    def _announce(self, raw: RawStep) -> None:
         try:
             batch = self._settings.prepare(raw)
         except PipesvcError as error:

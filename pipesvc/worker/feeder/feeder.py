@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.wire.links import FEEDER
-from pipesvc.worker.feeder.batches import CutBatch, RawBatch
+from pipesvc.worker.feeder.batches import CutStep, RawStep
 from pipesvc.worker.feeder.evaluation import EvaluationFeed
 from pipesvc.worker.feeder.preparation import Preparation
 from pipesvc.worker.feeder.reader import Arrival, SourceEnded
@@ -78,7 +78,7 @@ class Feeder:
         self._wake_fd = wake_fd
         self._evaluation = evaluation
         self._progress = ProgressReporter(port)
-        self._announced: dict[int, CutBatch] = {}
+        self._announced: dict[int, CutStep] = {}
         self._num_announced = 0
         self._num_sent = 0
         self._has_ended = False
@@ -139,7 +139,7 @@ class Feeder:
 
     def _accept(self, arrival: Arrival) -> None:
         match arrival:
-            case RawBatch():
+            case RawStep():
                 self._announce(arrival)
             case SourceEnded():
                 self._has_ended = True
@@ -147,7 +147,7 @@ class Feeder:
             case PipesvcError():
                 raise arrival
 
-    def _announce(self, raw: RawBatch) -> None:
+    def _announce(self, raw: RawStep) -> None:
         batch = self._prepare(raw)
         self._num_announced += 1
         self._announced[self._num_announced] = batch
@@ -169,7 +169,7 @@ class Feeder:
         if self._settings.is_double_buffered:
             self._supply.give_permit()
 
-    def _trace(self, step: int, raw: RawBatch, send_start_ns: int) -> None:
+    def _trace(self, step: int, raw: RawStep, send_start_ns: int) -> None:
         read = local_pb2.TraceEvent(
             step=step,
             stage=FEEDER,

@@ -41,15 +41,17 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
 def _feeder(port: PortLike, assignment: local_pb2.Assignment, where: Where, wake_fd: int) -> Feeder:
     job = assignment.job
     plan = Plan.from_json(assignment.plan_json)
+    num_joined = max(1, job.accumulate)
     reading = Reading(
         data=job.data,
-        num_micro_batches=plan.micro_batches,
+        num_micro_batches=job.strategy.micro_batches,
+        num_joined=num_joined,
         num_epochs=job.epochs,
         max_steps=job.max_steps,
         seed=job.seed,
         where=where,
     )
-    num_permits = max(1, job.data.capacity) if job.data.double_buffer else 1
+    num_permits = max(1, job.data.capacity // num_joined) if job.data.double_buffer else 1
     supply: Supply
     turns = threading.Lock()
     if job.data.is_streamed:
@@ -57,7 +59,9 @@ def _feeder(port: PortLike, assignment: local_pb2.Assignment, where: Where, wake
     else:
         source = calls.bind(job.data.source, "the data source", where)
         supply = Reader(read(source, reading), num_permits, lambda: os.eventfd_write(wake_fd, 1), where, turn=turns)
-    prepare = Preparation(num_micro_batches=plan.micro_batches, weight=calls.bind_weight(job, where), where=where)
+    prepare = Preparation(
+        num_micro_batches=job.strategy.micro_batches, weight=calls.bind_weight(job, where), where=where
+    )
     settings = FeederSettings(
         worker=assignment.worker,
         routes=routes_of(plan, has_labels=calls.reads_labels(job)),

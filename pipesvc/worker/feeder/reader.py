@@ -1,9 +1,9 @@
 """The thread that reads the source ahead, as far as it has permits.
 
 Reading in the loop that answers the coordinator would make every batch wait for its turn, and a source that blocks
-would block the answer too. A permit stands for one batch that is read and not yet given up: `capacity` of them with
-double buffering, given back when a batch is sent; else one, given back when its step is committed, so nothing is read
-ahead.
+would block the answer too. A permit stands for the batches of one step that are read and not yet given up: `capacity`
+batches with double buffering, given back when the step is sent; else one step, given back when it is committed, so
+nothing is read ahead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.worker.feeder.batches import RawBatch
+from pipesvc.worker.feeder.batches import RawStep
 from pipesvc.worker.user_errors import user_error
 
 _ALWAYS: Final[AbstractContextManager[Any]] = nullcontext()
@@ -30,18 +30,18 @@ class SourceEnded:
     """There are no more batches."""
 
 
-Arrival = RawBatch | SourceEnded | PipesvcError
+Arrival = RawStep | SourceEnded | PipesvcError
 
 
 class Reader:
     """`take` and `reading_since_s` are for the main thread; `wake` is called on the reader's thread.
 
-    Each batch is read within `turn`, and all of them within `throughout`; what these wait for is not the source's time.
+    Each step is read within `turn`, and all of them within `throughout`; what these wait for is not the source's time.
     """
 
     def __init__(
         self,
-        batches: Iterator[RawBatch],
+        steps: Iterator[RawStep | None],
         num_permits: int,
         wake: Callable[[], None],
         where: Where,
@@ -49,7 +49,7 @@ class Reader:
         turn: AbstractContextManager[Any] = _ALWAYS,
         throughout: AbstractContextManager[Any] = _ALWAYS,
     ) -> None:
-        self._batches = batches
+        self._steps = steps
         self._permits = threading.Semaphore(num_permits)
         self._wake = wake
         self._where = where
@@ -103,7 +103,7 @@ class Reader:
             with self._turn:
                 self._reading_since_s = time.monotonic()
                 arrival = self._read_one()
-                is_going_on = isinstance(arrival, RawBatch)
+                is_going_on = isinstance(arrival, RawStep)
                 self._arrivals.append(arrival)
                 self._reading_since_s = None
             with self._closing:
@@ -114,12 +114,13 @@ class Reader:
     def _read_one(self) -> Arrival:
         start_ns = time.time_ns()
         try:
-            batch = next(self._batches, None)
+            for step in self._steps:
+                if step is not None:
+                    step.read_start_ns, step.read_end_ns = start_ns, time.time_ns()
+                    return step
+                self._reading_since_s = time.monotonic()
         except PipesvcError as error:
             return error
         except BaseException as cause:
             return user_error(ErrorCode.DATA_SOURCE_FAILED, "the data source", cause, where=self._where)
-        if batch is None:
-            return SourceEnded()
-        batch.read_start_ns, batch.read_end_ns = start_ns, time.time_ns()
-        return batch
+        return SourceEnded()

@@ -47,7 +47,7 @@ class FeederRoutes:
 
 def routes_of(plan: Plan, *, has_labels: bool) -> FeederRoutes:
     """One stage gets all inputs, whichever they are."""
-    edges, flow = edges_of(plan, has_labels=has_labels, clips=False), plan.flow if plan.num_stages > 1 else None
+    edges, flow = edges_of(plan, has_labels=has_labels, decides=False), plan.flow if plan.num_stages > 1 else None
     return FeederRoutes(
         input_readers=edges.input_readers,
         label_readers=edges.label_readers,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pipesvc.errors import PipesvcError, Where
-from pipesvc.worker.feeder.batches import CutBatch
+from pipesvc.worker.feeder.batches import CutStep
 from pipesvc.worker.feeder.routes import FeederRoutes
 from pipesvc.worker.port_like import PortLike
 
 
-def send_batch(port: PortLike, routes: FeederRoutes, number: int, batch: CutBatch) -> None:
+def send_batch(port: PortLike, routes: FeederRoutes, number: int, batch: CutStep) -> None:
     """`number` is that of its step, or of its pass in an evaluation."""
     for index, inputs in enumerate(batch.inputs):
         try:

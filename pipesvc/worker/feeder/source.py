@@ -1,4 +1,4 @@
-"""The user's data source, read as mini-batches, epoch after epoch.
+"""The user's data source, read as the mini-batches of steps, epoch after epoch.
 
 No end-of-data exception reaches anyone: the source function is called again for each epoch, with torch, numpy and
 Python seeded from the job's seed and the epoch, so that a run does not depend on what was drawn before. This module
@@ -20,7 +20,7 @@ from pipesvc.core import seeds, split
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2
 from pipesvc.wire import collate
-from pipesvc.worker.feeder.batches import Gate, RawBatch, raw_batch
+from pipesvc.worker.feeder.batches import Gate, RawStep, raw_batch
 from pipesvc.worker.user_errors import user_error
 
 _NUMPY_SEED_BITS: Final = 32
@@ -31,7 +31,8 @@ class Reading:
     """How the source is read. `num_epochs` 0: until `max_steps`; `max_steps` 0: all epochs whole."""
 
     data: job_pb2.DataSpec
-    num_micro_batches: int
+    num_micro_batches: int  # of a mini-batch
+    num_joined: int = 1  # mini-batches of a step
     num_epochs: int
     max_steps: int
     seed: int
@@ -41,18 +42,28 @@ class Reading:
     def gate(self) -> Gate:
         return Gate(
             num_micro_batches=self.num_micro_batches,
+            num_joined=self.num_joined,
             drops_last=self.data.drop_last,
             full_rows=self.data.batch_size if self.data.yields != job_pb2.YIELDS_BATCH else 0,
         )
 
 
-def read(source: Callable[[], Any], reading: Reading) -> Iterator[RawBatch]:
-    """Every batch of the run, in order. What the source raises comes out as DATA_SOURCE_FAILED."""
+def read(source: Callable[[], Any], reading: Reading) -> Iterator[RawStep | None]:
+    """Every step of the run, in order; None: a batch has come, but no step is whole yet.
+
+    What the source raises comes out as DATA_SOURCE_FAILED.
+    """
     if reading.data.batch_size:
         split.check_batch_size(reading.data.batch_size, reading.num_micro_batches)
     epochs = range(reading.num_epochs) if reading.num_epochs else itertools.count()
-    batches = itertools.chain.from_iterable(_epoch(source, epoch, reading) for epoch in epochs)
-    return itertools.islice(batches, reading.max_steps or None)
+    steps = itertools.chain.from_iterable(_epoch(source, epoch, reading) for epoch in epochs)
+    num_steps = 0
+    for step in steps:
+        yield step
+        if step is not None:
+            num_steps += 1
+            if num_steps == reading.max_steps:
+                return
 
 
 def seed_everything(seed: int, epoch: int) -> None:
@@ -62,24 +73,26 @@ def seed_everything(seed: int, epoch: int) -> None:
     np.random.seed(derived % 2**_NUMPY_SEED_BITS)
 
 
-def _epoch(source: Callable[[], Any], epoch: int, reading: Reading) -> Iterator[RawBatch]:
+def _epoch(source: Callable[[], Any], epoch: int, reading: Reading) -> Iterator[RawStep | None]:
     try:
         seed_everything(reading.seed, epoch)
         gate = reading.gate()
-        num_batches = 0
+        num_steps = 0
         for value in _batch_values(_iterated(source()), reading.data):
-            for batch in gate.push(raw_batch(epoch, value, reading.data.has_labels)):
-                num_batches += 1
-                yield batch
-        for batch in gate.end():
-            num_batches += 1
-            yield batch
+            steps = gate.push(raw_batch(epoch, value, reading.data.has_labels))
+            num_steps += len(steps)
+            yield from steps
+            if not steps:
+                yield None
+        steps = gate.end()
+        num_steps += len(steps)
+        yield from steps
     except PipesvcError as error:
         raise error.at(reading.where) from error.__cause__
     except Exception as cause:
         doing = f"{reading.name} in epoch {epoch}"
         raise user_error(ErrorCode.DATA_SOURCE_FAILED, doing, cause, where=reading.where) from cause
-    if not num_batches:
+    if not num_steps:
         raise PipesvcError(
             ErrorCode.DATA_SOURCE_FAILED,
             f"{reading.name} gave no batch in epoch {epoch}",

@@ -35,7 +35,7 @@ class StreamReader:
         self._backlog: deque[ParcelArrived] = deque()
         self._arrivals: list[Arrival] = []
         self._num_parcels = 0
-        self._num_batches = 0
+        self._num_steps = 0
         self._has_ended = False
         self._since_s: float | None = time.monotonic()
 
@@ -88,17 +88,15 @@ class StreamReader:
         value = parcel.value()
         is_end = not parcel.leaves and value == END_MARKER
         try:
-            batches = (
-                self._gate.end() if is_end else self._gate.push(raw_batch(0, value, self._reading.data.has_labels))
-            )
+            steps = self._gate.end() if is_end else self._gate.push(raw_batch(0, value, self._reading.data.has_labels))
         except PipesvcError as error:
             raise error.at(self._reading.where) from error
         max_steps = self._reading.max_steps
         if max_steps:
-            batches = batches[: max_steps - self._num_batches]
-        self._num_batches += len(batches)
-        arrivals: list[Arrival] = list(batches)
-        if is_end or (max_steps and self._num_batches == max_steps):
+            steps = steps[: max_steps - self._num_steps]
+        self._num_steps += len(steps)
+        arrivals: list[Arrival] = list(steps)
+        if is_end or (max_steps and self._num_steps == max_steps):
             self._has_ended = True
             arrivals.append(SourceEnded())
         return arrivals

@@ -54,6 +54,6 @@ def gradient_bytes(parameters: Iterable[nn.Parameter], num_micro_batches: int) -
     return total
 
 
-def optimizer_bytes(optimizer: torch.optim.Optimizer | None) -> int:
-    """Of the state that the optimizer has made in its first update."""
-    return num_bytes(tensors_in(dict(optimizer.state))) if optimizer is not None else 0
+def optimizer_bytes(optimizers: Iterable[torch.optim.Optimizer]) -> int:
+    """Of the state that they have made in their first update."""
+    return sum(num_bytes(tensors_in(dict(each.state))) for each in optimizers)

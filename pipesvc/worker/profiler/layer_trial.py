@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from pipesvc.model.deferral import Deferral
 from pipesvc.worker.data_trial import parcel_of
 from pipesvc.worker.executor.inbox import Parcel
+from pipesvc.worker.executor.optimizing import MakeUpdates, Updates
+from pipesvc.worker.executor.parameter_groups import Named
 from pipesvc.worker.executor.program import Parcels
 from pipesvc.worker.executor.sequence_program import SequenceProgram
 from pipesvc.worker.executor.spec import StageSpec
@@ -33,8 +35,6 @@ PASSES_WINDOW_S: Final = 0.1
 UPDATES_WINDOW_S: Final = 0.02
 NUM_REPEATS: Final = 5
 STEP: Final = 1
-
-MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,7 @@ class Stopwatch:
 def try_layer(
     spec: StageSpec,
     layer: tuple[str, nn.Module],
-    make_optimizer: MakeOptimizer,
+    make_updates: MakeUpdates,
     inputs: Parcel,
     labels: Parcel | None,
     *,
@@ -91,11 +91,9 @@ def try_layer(
     `carried` is that of the layer before: a tensor between two layers that both keep it counts for the first one. What
     a stage receives from another host, and its output, are held too; their bytes are known and not counted here.
     """
-    made: list[torch.optim.Optimizer] = []
 
-    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        made.append(at_rest(make_optimizer(parameters)))
-        return made[0]
+    def make(own: Named) -> Updates:
+        return at_rest(make_updates(own))
 
     stage = Stage(spec, SequenceProgram(spec, (layer,)), make)
     before, after = spec.index - 1, spec.index + 1
@@ -119,7 +117,7 @@ def try_layer(
         weight_backward_s=halves_s[1],
         update_s=update_s,
         gradient_bytes=gradient_bytes,
-        optimizer_bytes=kept_bytes.optimizer_bytes(made[0] if made else None),
+        optimizer_bytes=kept_bytes.optimizer_bytes(stage.updates.optimizers),
         activation_bytes=sum(size for storage, size in saved.items() if storage not in carried),
         input_gradient_bytes=kept_bytes.num_bytes(received),
         output=output,
@@ -127,12 +125,12 @@ def try_layer(
     )
 
 
-def at_rest(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer, which now leaves weights as they are."""
-    for group in optimizer.param_groups:
+def at_rest(updates: Updates) -> Updates:
+    """The same, which now leave weights as they are."""
+    for group in (group for optimizer in updates.optimizers for group in optimizer.param_groups):
         if isinstance(group.get("lr"), float | int | Tensor):
             group["lr"] = group["lr"] * 0.0
-    return optimizer
+    return updates
 
 
 def time_updates(stage: Stage, budget_s: float) -> float:

@@ -18,14 +18,17 @@ from torch import nn
 from pipesvc.core.flow import Flow
 from pipesvc.core.plan import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.model import malloc, skeleton
+from pipesvc.model import malloc, sequence, skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.worker import calls
 from pipesvc.worker.data_trial import first_batch, parcel_of
 from pipesvc.worker.executor.inbox import Parcel
-from pipesvc.worker.executor.main import device_of, optimizer_maker
+from pipesvc.worker.executor.main import device_of
+from pipesvc.worker.executor.optimizing import make_updates
+from pipesvc.worker.executor.parameter_groups import allot
+from pipesvc.worker.executor.precision import autocast_dtype
 from pipesvc.worker.executor.spec import StageSpec
-from pipesvc.worker.feeder.batches import CutBatch
+from pipesvc.worker.feeder.batches import CutStep
 from pipesvc.worker.forward_inspection import followed, skeleton_of
 from pipesvc.worker.inspector import is_one_stage, layer_message
 from pipesvc.worker.port_like import PortLike
@@ -68,8 +71,10 @@ class _Measuring:
         progress.busy("inspecting the model")
         self._build = calls.bind(job.model, "the model", where)
         self._loss = calls.bind_loss(job, where)
-        self._optimizer = calls.bind(job.optimizer, "the optimizer", where)
-        self._layers = self._told(lambda: skeleton.inspect_layers(self._build, is_whole=is_one_stage(job)))
+        optimizers = calls.bind_optimizers(job, where)
+        parts = self._told(lambda: skeleton.inspect_parts(self._build, is_whole=is_one_stage(job)))
+        self._layers = skeleton.layer_infos(parts)
+        self._allotments = allot(optimizers, sequence.named_parameters(parts), where)
         progress.busy("reading the first batch")
         self._batch = _batch(job, where)
         self._flow = None if self._layers[0].name else self._followed()
@@ -111,11 +116,11 @@ class _Measuring:
             return try_layer(
                 self._spec(index, len(self._layers), device),
                 layer,
-                optimizer_maker(self._optimizer, self._where),
+                partial(make_updates, self._allotments, None, where=self._where),
                 value,
                 labels,
                 carried=carried,
-                num_micro_batches=self._job.strategy.micro_batches,
+                num_micro_batches=self._job.strategy.micro_batches * max(1, self._job.accumulate),
                 budget_s=min(LAYER_BUDGET_S, DEVICE_BUDGET_S / len(self._layers)),
             )
         except PipesvcError as error:
@@ -130,6 +135,7 @@ class _Measuring:
             seed=self._job.seed,
             loss=self._loss,
             check_finite=False,
+            autocast=autocast_dtype(self._job.autocast),
         )
 
     def _failed(self, error: PipesvcError, what: str, device: torch.device) -> PipesvcError:
@@ -153,9 +159,9 @@ class _Measuring:
             flow,
             inputs,
             labels,
-            optimizer_maker(self._optimizer, self._where),
+            partial(make_updates, self._allotments, None, where=self._where),
             spec=self._spec(0, len(pieces), device),
-            num_micro_batches=self._job.strategy.micro_batches,
+            num_micro_batches=self._job.strategy.micro_batches * max(1, self._job.accumulate),
             budget_s=min(LAYER_BUDGET_S, DEVICE_BUDGET_S / len(pieces)),
         )
         measured: list[PieceTrial] = []
@@ -198,7 +204,7 @@ class _Measuring:
             raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=self._where) from cause
 
 
-def _batch(job: job_pb2.JobSpec, where: Where) -> CutBatch:
+def _batch(job: job_pb2.JobSpec, where: Where) -> CutStep:
     try:
         return first_batch(job, where)
     except PipesvcError as error:

@@ -15,20 +15,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pipesvc.core.flow import PARAMETER, Flow, finest_ends, gradient_transfers, parameters_of, stage_of, transfers
 from pipesvc.core.layer_info import LayerInfo
 from pipesvc.wire.links import FEEDER
 from pipesvc.worker.executor.inbox import Parcel
+from pipesvc.worker.executor.optimizing import MakeUpdates, Updates
+from pipesvc.worker.executor.parameter_groups import Named
 from pipesvc.worker.executor.replay_program import ReplayProgram
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.profiler import kept_bytes
 from pipesvc.worker.profiler.layer_trial import (
     STEP,
-    MakeOptimizer,
     Stopwatch,
     at_rest,
     copied,
@@ -85,7 +85,7 @@ class PieceTrials:
         flow: Flow,
         inputs: Parcel,
         labels: Parcel | None,
-        make_optimizer: MakeOptimizer,
+        make_updates: MakeUpdates,
         *,
         spec: StageSpec,
         num_micro_batches: int,
@@ -93,7 +93,7 @@ class PieceTrials:
     ) -> None:
         """`spec` is that of every piece but for its index."""
         self._flow, self._inputs, self._labels = flow, inputs, labels
-        self._make_optimizer, self._spec = make_optimizer, spec
+        self._make_updates, self._spec = make_updates, spec
         self._num_micro_batches, self._budget_s = num_micro_batches, budget_s
         self._ends = finest_ends(flow)
         self._values: dict[str, Tensor] = {}  # as leaves, with `requires_grad` as their makers had it
@@ -107,11 +107,9 @@ class PieceTrials:
         """Within about the budget, or with one repeat where that takes longer; gradients are gone afterwards."""
         spec = replace(self._spec, index=piece.index)
         program = ReplayProgram(spec, model, self._flow, self._ends)
-        made: list[torch.optim.Optimizer] = []
 
-        def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-            made.append(at_rest(self._make_optimizer(parameters)))
-            return made[0]
+        def make(own: Named) -> Updates:
+            return at_rest(self._make_updates(own))
 
         stage = Stage(spec, program, make)
         inputs = self._received(piece.index)
@@ -141,7 +139,7 @@ class PieceTrials:
             update_s=update_s,
             skip_s=watch.skip_s,
             gradient_bytes=gradient_bytes,
-            optimizer_bytes=kept_bytes.optimizer_bytes(made[0] if made else None),
+            optimizer_bytes=kept_bytes.optimizer_bytes(stage.updates.optimizers),
             activation_bytes=sum(size for storage, size in saved.items() if storage not in self._carried),
         )
         self._forget(piece.index, saved.keys() | self._carried)

@@ -12,7 +12,16 @@ import torch
 
 from pipesvc.client import checks
 from pipesvc.client.calls import Call
-from pipesvc.client.job import DataSource, Evaluation, Job, Optimizer, ScheduleFile, Strategy, StreamSource
+from pipesvc.client.job import (
+    DataSource,
+    Evaluation,
+    GradScaler,
+    Job,
+    Optimizer,
+    ScheduleFile,
+    Strategy,
+    StreamSource,
+)
 from pipesvc.client.local import MAX_THREADS, LocalCluster
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.worker import settings
@@ -84,10 +93,17 @@ FIELDS: list[tuple[Make, str, Sequence[object]]] = [
     (Strategy, "compile", NO_FLAG),
     (Strategy, "schedule", NO_SCHEDULE),
     (job, "check_finite", NO_FLAG),
-    *((job, name, NO_COUNT) for name in ("epochs", "max_steps")),
+    *((job, name, NO_COUNT) for name in ("epochs", "max_steps", "accumulate")),
     (job, "seed", ("3", -1, True, 2**63, HUGE)),
-    (job, "clip_norm", NO_NUMBER),
+    *((job, name, NO_NUMBER) for name in ("clip_norm", "clip_value")),
     *((job, name, (*NO_NUMBER, 1e300)) for name in ("worker_wait_s", "build_timeout_s", "step_timeout_s")),
+    (job, "scheduler", ("StepLR", 3, Optimizer(torch.optim.SGD), torch.optim.lr_scheduler.StepLR)),
+    (job, "autocast", ("half", "float32", 16, torch.float16, [])),
+    (job, "grad_scaler", ("True", 1, None, 1024.0, GradScaler)),
+    (GradScaler, "init_scale", (*NO_NUMBER, 1e39)),
+    (GradScaler, "growth_factor", (*NO_NUMBER, 1, 0.5)),
+    (GradScaler, "backoff_factor", (*NO_NUMBER, 1, 2)),
+    (GradScaler, "growth_interval", NO_COUNT),
     (job, "name", NO_NAME),
     (job, "include", (3, None, {"a"}, "a", b"a", *([each] for each in NO_NAME if each != "x" * 5000), ["x" * 5000])),
     (job, "strategy", (None, "1F1B", {}, Strategy)),
@@ -99,6 +115,7 @@ FIELDS: list[tuple[Make, str, Sequence[object]]] = [
     *((evaluation, name, NO_COUNT) for name in ("every_steps", "micro_batches")),
     (evaluation, "metrics", (None, [1], "a", build, {"": build}, {3: build}, {"a": 3}, {"a": int}, {"a\n": build})),
     *((job, name, ("x", 3, Rude())) for name in ("model", "loss", "weight", "optimizer")),
+    (job, "optimizer", ({}, {"": Optimizer(torch.optim.SGD)}, {"*": torch.optim.SGD}, {3: Optimizer(torch.optim.SGD)})),
     (LocalCluster, "num_workers", (*NO_COUNT, 10_000)),
     (LocalCluster, "num_threads", ("2", -1, True, 2**70)),
     (LocalCluster, "devices", (3, "cpu", {"cpu", "gpu"}, ["cpu"], ["cpu", 3], ["cpu", "\0"])),
@@ -121,7 +138,7 @@ def test_what_does_not_belong_in_a_field_is_refused_by_its_name(
 def test_every_field_of_a_job_is_tried() -> None:
     """A field that is added without a check is found here."""
     tried = {name for _, name, _ in FIELDS}
-    for kind in (Job, Strategy, DataSource, Evaluation):
+    for kind in (Job, Strategy, DataSource, Evaluation, GradScaler):
         assert {field.name for field in dataclasses.fields(kind)} - {"source"} <= tried
 
 

@@ -10,7 +10,16 @@ import pytest
 
 from pipesvc.client import checks, run_ids
 from pipesvc.client.calls import Call
-from pipesvc.client.job import DataSource, Evaluation, Job, Optimizer, ScheduleFile, Strategy, StreamSource
+from pipesvc.client.job import (
+    DataSource,
+    Evaluation,
+    Job,
+    Optimizer,
+    ScheduleFile,
+    Scheduler,
+    Strategy,
+    StreamSource,
+)
 from pipesvc.client.sources import MAX_CAPACITY
 from pipesvc.client.strategy import MAX_MICRO_BATCHES
 from pipesvc.coordinator import validation
@@ -76,6 +85,14 @@ def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
         (lambda: job(loss=Sgd), "loss is the class Sgd"),
         (lambda: job(optimizer=Sgd), "Optimizer(torch.optim.SGD"),
         (lambda: job(optimizer=Call(Sgd)), "optimizer is a Call"),
+        (lambda: Optimizer(Sgd, groups=3), "groups is 3; it must be a dict of name patterns"),  # type: ignore[arg-type]
+        (lambda: Optimizer(Sgd, groups=lambda name, each: {}), "groups is a lambda"),
+        (lambda: Optimizer(Sgd, groups={"": {}}), "a pattern of groups is ''"),
+        (lambda: Optimizer(Sgd, groups={"*.bias": 0.0}), "groups has '*.bias', whose value is 0.0"),  # type: ignore[dict-item]
+        (lambda: Optimizer(Sgd, groups={"a": {"lr": math.nan}}), "groups['a']['lr'] is nan"),
+        (lambda: Scheduler(Sgd, every="batch"), 'every is \'batch\'; it must be "step" or "epoch"'),
+        (lambda: Scheduler(Sgd, rate=lambda epoch: 1), "the argument rate is a lambda, which has no name to import"),
+        (lambda: Scheduler(Sgd, rates=[build_model]), "the argument rates[0] is a function; arguments travel as JSON"),
         (lambda: job(data=reader), "DataSource(reader, batch_size=8)"),
         (lambda: DataSource(reader), "batch_size is missing"),
         (lambda: DataSource(reader, yields="sample_list"), "batch_size is missing"),
@@ -94,6 +111,11 @@ def test_p09_batch_smaller_than_micro_batches_names_the_fix() -> None:
         (lambda: job(seed=2**63), "from 0 to 9223372036854775807"),
         (lambda: job(clip_norm=0), "clip_norm is 0"),
         (lambda: job(clip_norm=math.nan), "clip_norm is nan"),
+        (
+            lambda: job(accumulate=2**15, strategy=Strategy(micro_batches=4)),
+            "A step has at most 65536 micro-batches",
+        ),
+        (lambda: job(clip_norm=1.0, clip_value=1.0), "clip_norm and clip_value are both given"),
         (lambda: job(worker_wait_s=0), "worker_wait_s is 0"),
         (lambda: job(include="data.txt"), "include=['data.txt']"),
         (lambda: Strategy(schedule="zigzag"), "naive, GPipe, 1F1B"),
@@ -161,6 +183,13 @@ def test_a_method_that_cannot_be_read_is_refused_where_it_is_written() -> None:
             Strategy(boundaries=method)
 
 
+def test_a_schedule_file_is_for_one_mini_batch(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("0F0,0B0\n")
+    text = _refusal(lambda: job(accumulate=2, strategy=Strategy(schedule=ScheduleFile(path))))
+    assert "a schedule file orders the micro-batches of one mini-batch" in text
+
+
 def test_one_stage_may_be_said_twice() -> None:
     assert Strategy(pipeline=False, num_stages=1, micro_batches=4, schedule="GPipe").num_stages == 1
 
@@ -176,6 +205,15 @@ def test_jobs_and_calls_are_frozen_values() -> None:
     assert call != Optimizer(build_model, width=4)
     assert hash(call) == hash(Call(build_model, width=4))
     assert repr(call) == "Call(build_model, width=4)"
+    grouped = Optimizer(Sgd, groups={"*.bias": {"lr": 0.1}}, lr=0.2)
+    assert grouped == Optimizer(Sgd, groups={"*.bias": {"lr": 0.1}}, lr=0.2)
+    assert grouped != Optimizer(Sgd, lr=0.2)
+    assert repr(grouped) == "Optimizer(Sgd, lr=0.2, groups={'*.bias': {'lr': 0.1}})"
+    assert Call(build_model, width=build_model) != Call(build_model, width=reader)
+    assert repr(Call(build_model, width=reader)) == "Call(build_model, width=reader)"
+    assert Scheduler(Sgd, every="epoch") != Scheduler(Sgd)
+    assert Scheduler(Sgd) == Scheduler(Sgd)
+    assert repr(Scheduler(Sgd, gamma=2)) == "Scheduler(Sgd, gamma=2, every='step')"
     with pytest.raises(AttributeError, match="frozen"):
         call.function = reader
     with pytest.raises(AttributeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,16 @@ def test_the_strategy_of_a_plan_gives_that_plan_again() -> None:
         assert again.plan.stages == planned.plan.stages
         assert again.strategy == planned.strategy
         assert strategy_of(planned.plan, planned.strategy) == planned.strategy
+
+
+def test_a_step_is_simulated_with_the_micro_batches_of_all_its_mini_batches() -> None:
+    """The strategy keeps those of one, so that it can be submitted again."""
+    one, three = (plan_job(replace(job(num_stages=2), accumulate=each), TWO, crew("a", "b")) for each in (1, 3))
+    assert three.plan.micro_batches == three.report.micro_batches == 3 * one.plan.micro_batches
+    assert three.strategy == one.strategy
+    assert 2 * one.report.step_s < three.report.step_s < 3 * one.report.step_s
+    found = plan_job(replace(job(boundaries="auto", schedule="auto"), accumulate=3), TWO, crew("a", "b"))
+    assert found.plan.micro_batches == 3 * found.strategy.micro_batches
 
 
 _FIELDS = (

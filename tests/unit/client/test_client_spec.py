@@ -10,7 +10,17 @@ import torch
 from torch.nn import functional
 
 from pipesvc.client.calls import Call
-from pipesvc.client.job import DataSource, Evaluation, Job, Optimizer, ScheduleFile, Strategy, StreamSource
+from pipesvc.client.job import (
+    DataSource,
+    Evaluation,
+    GradScaler,
+    Job,
+    Optimizer,
+    ScheduleFile,
+    Scheduler,
+    Strategy,
+    StreamSource,
+)
 from pipesvc.client.spec import make_submission
 from pipesvc.rpc.v1 import job_pb2
 
@@ -32,6 +42,12 @@ def held_out():
 
 def score(outputs, labels, power=1):
     return 1.0
+
+def halved(epoch):
+    return 0.5**epoch
+
+def rule(name, parameter, decay=0.1):
+    return {"weight_decay": decay}
 """
 
 
@@ -74,6 +90,10 @@ def _full_job(user: object) -> Job:
             metrics={"first": Call(user.score, power=2), "second": user.score},  # type: ignore[attr-defined]
         ),
         name="full",
+        accumulate=2,
+        autocast="float16",
+        grad_scaler=GradScaler(init_scale=8, growth_factor=3, backoff_factor=0.25, growth_interval=5),
+        scheduler=Scheduler(torch.optim.lr_scheduler.LambdaLR, every="epoch", lr_lambda=user.halved),  # type: ignore[attr-defined]
         worker_wait_s=1,
         build_timeout_s=2,
         step_timeout_s=3,
@@ -91,6 +111,8 @@ def test_every_field_of_the_message_is_filled(user: object) -> None:
         "double_buffer",
         "boundary_names",
         "schedule_text",
+        "optimizers",
+        "clip_value",
     }
     for message in (spec, spec.data, spec.strategy, spec.evaluation, *spec.evaluation.metrics):
         for field in message.DESCRIPTOR.fields:
@@ -113,6 +135,13 @@ def test_every_field_of_the_message_is_filled(user: object) -> None:
     assert not named.strategy.boundaries
     assert dict(spec.strategy.placement) == {"stage:0": "w"}
     assert zipfile.ZipFile(io.BytesIO(submission.bundle.data)).namelist() == ["spec_user_module.py"]
+    assert spec.autocast == job_pb2.AUTOCAST_FLOAT16
+    assert spec.grad_scaler == job_pb2.GradScalerSpec(
+        init_scale=8, growth_factor=3, backoff_factor=0.25, growth_interval=5
+    )
+    assert spec.scheduler.make.target == "torch.optim.lr_scheduler:LambdaLR"
+    assert dict(spec.scheduler.make.functions) == {"lr_lambda": "spec_user_module:halved"}
+    assert spec.scheduler.every == job_pb2.SCHEDULER_PERIOD_EPOCH
     assert spec.bundle_sha256 == submission.bundle.sha256
 
 
@@ -130,10 +159,15 @@ def test_every_field_of_the_job_changes_the_message(user: object) -> None:
         "max_steps": None,
         "seed": 6,
         "clip_norm": None,
+        "clip_value": 0.5,
         "check_finite": False,
         "weight": None,
         "evaluation": None,
         "init": None,
+        "autocast": "bfloat16",
+        "grad_scaler": True,
+        "accumulate": 3,
+        "scheduler": None,
         "name": None,
         "include": ("spec_user_module.py", "*.txt"),
         "worker_wait_s": 11,
@@ -143,7 +177,9 @@ def test_every_field_of_the_job_changes_the_message(user: object) -> None:
     assert changes.keys() == {field.name for field in dataclasses.fields(Job)}
     (Path(str(user.__file__)).parent / "more.txt").write_text("x")  # type: ignore[attr-defined]
     for name, value in changes.items():
-        changed = make_submission(dataclasses.replace(full, **{name: value}))  # type: ignore[arg-type]
+        others = {"clip_norm": None} if name == "clip_value" else {}
+        changed = make_submission(dataclasses.replace(full, **others, **{name: value}))  # type: ignore[arg-type]
+        assert not others or changed.spec.clip_value == 0.5
         assert changed.spec != base.spec, name
 
 
@@ -199,3 +235,39 @@ def test_the_functions_of_an_evaluation_travel_by_name(user: object) -> None:
     as_in_training = dataclasses.replace(base, evaluation=Evaluation(data=base.evaluation.data))
     spec = make_submission(as_in_training).spec
     assert (spec.evaluation.every_steps, spec.evaluation.micro_batches) == (0, 4)
+
+
+def test_parameter_groups_travel_as_patterns_or_as_a_function(user: object) -> None:
+    patterns = Optimizer(torch.optim.SGD, lr=0.1, groups={"*.bias": {"weight_decay": 0.0}, "0.*": {"betas": (0, 1)}})
+    rule = user.rule  # type: ignore[attr-defined]
+    specs = {}
+    for name, optimizer in {
+        "patterns": patterns,
+        "rule": Optimizer(torch.optim.SGD, lr=0.1, groups=rule),
+        "rule with arguments": Optimizer(torch.optim.SGD, lr=0.1, groups=Call(rule, decay=0.2)),
+    }.items():
+        spec = make_submission(dataclasses.replace(_full_job(user), optimizer=optimizer)).spec
+        assert not spec.HasField("optimizer")
+        [specs[name]] = spec.optimizers
+        assert (specs[name].make.target, specs[name].make.arguments_json) == ("torch.optim:SGD", '{"lr": 0.1}')
+        assert specs[name].HasField("group_rule") == name.startswith("rule")
+    assert [(each.pattern, each.options_json) for each in specs["patterns"].groups] == [
+        ("*.bias", '{"weight_decay": 0.0}'),
+        ("0.*", '{"betas": [0, 1]}'),
+    ]
+    assert specs["rule"].group_rule.target == "spec_user_module:rule"
+    assert specs["rule with arguments"].group_rule.arguments_json == '{"decay": 0.2}'
+
+
+def test_several_optimizers_travel_with_their_patterns(user: object) -> None:
+    rule = user.rule  # type: ignore[attr-defined]
+    optimizers = {
+        "0.*": Optimizer(torch.optim.SparseAdam, lr=0.1),
+        "*": Optimizer(torch.optim.SGD, lr=0.2, groups=rule),
+    }
+    spec = make_submission(dataclasses.replace(_full_job(user), optimizer=optimizers)).spec
+    assert not spec.HasField("optimizer")
+    assert [(each.pattern, each.make.target, each.group_rule.target) for each in spec.optimizers] == [
+        ("0.*", "torch.optim:SparseAdam", ""),
+        ("*", "torch.optim:SGD", "spec_user_module:rule"),
+    ]

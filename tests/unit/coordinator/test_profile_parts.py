@@ -27,6 +27,9 @@ WORKERS = [make_registration("a"), make_registration("b")]
 KEPT: list[Callable[[job_pb2.JobSpec], None]] = [
     lambda job: setattr(job, "name", "other"),
     lambda job: setattr(job, "epochs", 7),
+    lambda job: setattr(job, "clip_value", 7.0),
+    lambda job: setattr(job.grad_scaler, "init_scale", 7.0),
+    lambda job: setattr(job.scheduler, "every", job_pb2.SCHEDULER_PERIOD_STEP),
     lambda job: setattr(job, "build_timeout_s", 7.0),
     lambda job: setattr(job.strategy, "schedule", "GPipe"),
     lambda job: job.strategy.boundaries.append(1),
@@ -38,6 +41,8 @@ CHANGING: list[Callable[[job_pb2.JobSpec], None]] = [
     lambda job: setattr(job.loss, "target", "user.model:other"),
     lambda job: setattr(job.data.source, "target", "user.model:other"),
     lambda job: setattr(job.data, "batch_size", 16),
+    lambda job: setattr(job, "accumulate", 2),
+    lambda job: setattr(job, "autocast", job_pb2.AUTOCAST_BFLOAT16),
     lambda job: setattr(job.strategy, "micro_batches", 4),
     lambda job: setattr(job, "bundle_sha256", "0" * 64),
 ]

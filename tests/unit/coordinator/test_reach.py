@@ -13,7 +13,7 @@ from pipesvc.coordinator.limits import (
     REPROBE_S,
 )
 from pipesvc.core.plan import Plan
-from pipesvc.rpc.v1 import worker_pb2
+from pipesvc.rpc.v1 import job_pb2, worker_pb2
 from tests.unit.coordinator.coordinator_world import World, make_job, make_registration, two_workers
 
 SILENCE = "no answer"
@@ -192,14 +192,19 @@ def test_f18_a_worker_that_cannot_be_reached_is_left_out_where_others_suffice() 
     assert plan.workers == ("a", "c")
 
 
-@pytest.mark.parametrize("clips", [False, True])
-def test_with_clipping_every_stage_speaks_with_the_first(clips: bool) -> None:
+@pytest.mark.parametrize("decides", ["", "clip_norm", "grad_scaler"])
+def test_where_stages_decide_together_each_speaks_with_the_first(decides: str) -> None:
     world = two_workers()
     world.add_worker("c")
     job = make_job(num_stages=3)
-    job.clip_norm = 1.0 if clips else 0.0
+    if decides == "clip_norm":
+        job.clip_norm = 1.0
+    elif decides:
+        job.grad_scaler.CopyFrom(
+            job_pb2.GradScalerSpec(init_scale=1, growth_factor=2, backoff_factor=0.5, growth_interval=1)
+        )
     job.strategy.placement.update({"stage:0": "a", "stage:1": "b", "stage:2": "c"})
     for _ in range(2):
         answer(world, "c", a=SILENCE)
     world.submit(job=job)
-    assert world.state() == ("FAILED" if clips else "COMPLETED")
+    assert world.state() == ("FAILED" if decides else "COMPLETED")

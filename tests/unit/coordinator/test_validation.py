@@ -18,6 +18,8 @@ from tests.unit.coordinator.coordinator_world import make_job
 def test_a_good_job_passes_with_and_without_a_bundle() -> None:
     check_submission("run-1", make_job(), b"")
     job = make_job()
+    with_optimizer(groups=[{"pattern": "*.bias", "options_json": '{"lr": 0.1}'}])(job)
+    with_scaler()(job)
     job.bundle_sha256 = hashlib.sha256(b"zip").hexdigest()
     check_submission("run-1", job, b"zip")
 
@@ -33,6 +35,31 @@ def with_strategy(**changes: Any) -> Callable[[job_pb2.JobSpec], None]:
 def with_schedule(name: str, text: str) -> Callable[[job_pb2.JobSpec], None]:
     def spoil(job: job_pb2.JobSpec) -> None:
         job.strategy.schedule, job.strategy.schedule_text = name, text
+
+    return spoil
+
+
+def clipped_twice(job: job_pb2.JobSpec) -> None:
+    job.clip_norm = job.clip_value = 1.0
+
+
+def accumulating(job: job_pb2.JobSpec) -> None:
+    with_schedule("file", "0F0,0F1,0B0,0B1")(job)
+    job.accumulate = 2
+
+
+def with_scaler(**changes: float) -> Callable[[job_pb2.JobSpec], None]:
+    def spoil(job: job_pb2.JobSpec) -> None:
+        good: dict[str, Any] = {"init_scale": 1, "growth_factor": 2, "backoff_factor": 0.5, "growth_interval": 1}
+        job.grad_scaler.CopyFrom(job_pb2.GradScalerSpec(**(good | changes)))
+
+    return spoil
+
+
+def with_optimizer(**fields: Any) -> Callable[[job_pb2.JobSpec], None]:
+    def spoil(job: job_pb2.JobSpec) -> None:
+        job.optimizers.add(make=job.optimizer, **fields)
+        job.ClearField("optimizer")
 
     return spoil
 
@@ -67,6 +94,15 @@ def with_schedule(name: str, text: str) -> Callable[[job_pb2.JobSpec], None]:
         (lambda job: job.strategy.boundaries.extend([3, 1]), "boundaries [3, 1] do not ascend"),
         (lambda job: job.ClearField("model"), "the job has no model"),
         (lambda job: job.ClearField("optimizer"), "the job has no optimizer"),
+        (lambda job: job.optimizers.add(make=job.optimizer), "one optimizer for all parameters, and a list of them"),
+        (with_optimizer(group_rule={"target": "no name"}), "group rule of the optimizer is 'no name'"),
+        (with_optimizer(groups=[{"pattern": "*.b", "options_json": "[1]"}]), "group '*.b' are not a JSON object"),
+        (
+            with_optimizer(groups=[{"pattern": "b", "options_json": "{}"}], group_rule={"target": "a:b"}),
+            "by patterns and by a function: one of the two",
+        ),
+        (lambda job: job.scheduler.make.CopyFrom(job.model), "stepped is the unknown number 0"),
+        (lambda job: job.model.functions.update(act="no name"), "the argument act of model is 'no name'"),
         (lambda job: setattr(job.model, "target", "os.system('rm')"), 'not "package.module:name"'),
         (lambda job: setattr(job.loss, "arguments_json", "[1]"), "arguments of loss are not a JSON object"),
         (lambda job: setattr(job.loss, "arguments_json", "{"), "arguments of loss are not a JSON object"),
@@ -83,6 +119,15 @@ def with_schedule(name: str, text: str) -> Callable[[job_pb2.JobSpec], None]:
         (lambda job: setattr(job.data, "timeout_s", float("nan")), "the data source's timeout is nan"),
         (lambda job: setattr(job, "epochs", 0), "the run would have no end"),
         (lambda job: setattr(job, "clip_norm", -1.0), "clip_norm is -1"),
+        (lambda job: setattr(job, "accumulate", 1 << 20), "a step has 2 x 1048576 micro-batches"),
+        (lambda job: setattr(job, "autocast", 9), "autocast is the unknown number 9"),
+        (with_scaler(init_scale=0), "init_scale of the scaler is 0"),
+        (with_scaler(init_scale=1e39), "init_scale of the scaler is 1e+39"),
+        (with_scaler(growth_factor=1), "the scaler grows by 1.0 and backs off by 0.5"),
+        (with_scaler(backoff_factor=1), "the scaler grows by 2.0 and backs off by 1.0"),
+        (with_scaler(growth_interval=0), "growth_interval of the scaler is 0"),
+        (accumulating, "a schedule file orders the micro-batches of one mini-batch, and accumulate joins several"),
+        (clipped_twice, "clip_norm and clip_value are both given: one of the two"),
         (lambda job: setattr(job, "step_timeout_s", 0.0), "step_timeout_s is 0"),
         (lambda job: setattr(job, "name", "n" * 201), "201 characters"),
         (lambda job: setattr(job.model, "arguments_json", " " * (1 << 20)), "at most 1048576 are allowed"),

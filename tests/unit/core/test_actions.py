@@ -73,8 +73,8 @@ def test_actions_sort_by_stage_kind_and_micro_batch() -> None:
     assert [str(action) for action in sorted(map(parse, texts))] == ["0B1", "0F2", "0F10", "0U", "1F0", "1U"]
 
 
-def _needs(text: str, *, clips: bool = False) -> list[str]:
-    needed = needs(parse(text), num_stages=3, num_micro_batches=2, clips=clips)
+def _needs(text: str, *, decides: bool = False) -> list[str]:
+    needed = needs(parse(text), num_stages=3, num_micro_batches=2, decides=decides)
     return [f"{kind.value} {stage}" + ("" if index is None else f".{index}") for stage, kind, index in needed]
 
 
@@ -85,9 +85,9 @@ def test_what_each_action_needs() -> None:
     assert _needs("1B0") == _needs("1I0") == ["output 1.0", "input gradient 2.0"]
     assert _needs("1W0") == ["input gradient 1.0"]
     assert _needs("1U") == ["weight gradient 1.0", "weight gradient 1.1"]
-    assert _needs("1N", clips=True) == ["weight gradient 1.0", "weight gradient 1.1"]
-    assert _needs("0D", clips=True) == ["norm 0", "norm 1", "norm 2"]
-    assert _needs("1U", clips=True) == ["scale 0"]
+    assert _needs("1N", decides=True) == ["weight gradient 1.0", "weight gradient 1.1"]
+    assert _needs("0D", decides=True) == ["norm 0", "norm 1", "norm 2"]
+    assert _needs("1U", decides=True) == ["scale 0"]
 
 
 def test_a_whole_backward_gives_what_its_two_parts_give() -> None:

@@ -11,13 +11,13 @@ from pipesvc.errors import ErrorCode, PipesvcError
 GOOD = {"a": "0F0 0F1 0B0 0B1 0U", "b": "1F0 1B0 1F1 1B1 1U"}
 
 
-def _check(lists: dict[str, str], *, clips: bool = False, bounds: dict[int, int] | None = None) -> dict[int, int]:
+def _check(lists: dict[str, str], *, decides: bool = False, bounds: dict[int, int] | None = None) -> dict[int, int]:
     return check(
         {worker: [parse(text) for text in texts.split()] for worker, texts in lists.items()},
         num_stages=2,
         num_micro_batches=2,
         bounds=bounds or {},
-        clips=clips,
+        decides=decides,
     )
 
 
@@ -26,7 +26,7 @@ def test_good_lists_pass_and_tell_their_peaks() -> None:
 
 
 def test_good_lists_with_clipping_pass() -> None:
-    assert _check({"a": "0F0 0F1 0B0 0B1 0N 0D 0U", "b": "1F0 1B0 1F1 1B1 1N 1U"}, clips=True) == {0: 2, 1: 1}
+    assert _check({"a": "0F0 0F1 0B0 0B1 0N 0D 0U", "b": "1F0 1B0 1F1 1B1 1N 1U"}, decides=True) == {0: 2, 1: 1}
 
 
 @pytest.mark.parametrize(

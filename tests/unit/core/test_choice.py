@@ -104,7 +104,7 @@ def test_readiness_is_asked_only_for_entries_that_may_run() -> None:
     num_micro_batches=st.integers(1, 6),
     in_flight=st.integers(0, 7),
     look_ahead=st.integers(1, 9),
-    clips=st.booleans(),
+    decides=st.booleans(),
     data=st.data(),
 )
 def test_workers_that_go_in_any_order_always_reach_the_end(
@@ -114,7 +114,7 @@ def test_workers_that_go_in_any_order_always_reach_the_end(
     num_micro_batches: int,
     in_flight: int,
     look_ahead: int,
-    clips: bool,
+    decides: bool,
     data: st.DataObject,
 ) -> None:
     """Whichever worker is given the next turn: as long as something is left, one of them may run."""
@@ -130,7 +130,7 @@ def test_workers_that_go_in_any_order_always_reach_the_end(
                 num_stages=num_stages,
                 num_micro_batches=num_micro_batches,
                 in_flight=in_flight if schedule == "1F1B" else 0,
-                clips=clips,
+                decides=decides,
             )
         )
         for worker in sorted(set(places))
@@ -140,7 +140,9 @@ def test_workers_that_go_in_any_order_always_reach_the_end(
     live = dict.fromkeys(range(num_stages), 0)
 
     def is_ready(action: Action) -> bool:
-        return done.issuperset(needs(action, num_stages=num_stages, num_micro_batches=num_micro_batches, clips=clips))
+        return done.issuperset(
+            needs(action, num_stages=num_stages, num_micro_batches=num_micro_batches, decides=decides)
+        )
 
     while any(pending):
         choices = [(actions, choose(actions, is_ready, live, bounds, look_ahead)) for actions in pending]

@@ -49,14 +49,14 @@ def table(edges: Edges) -> list[tuple[tuple[int, ...], ...]]:
 
 
 def test_a_chain_hears_from_its_neighbours() -> None:
-    edges = make_edges(3, has_labels=True, clips=False)
+    edges = make_edges(3, has_labels=True, decides=False)
     assert table(edges) == [((), (1,), (1,), ()), ((0,), (2,), (2,), (0,)), ((1,), (), (), (1,))]
     assert (edges.input_readers, edges.label_readers) == ((0,), (2,))
     assert edges.pairs == ((0, 1), (1, 2), (1, 0), (2, 1))
 
 
 def test_n11_a_skip_goes_straight_and_its_gradient_over_the_users() -> None:
-    edges = make_edges(4, flow=FLOW, ends=(1, 2, 3, 4), has_labels=False, clips=False)
+    edges = make_edges(4, flow=FLOW, ends=(1, 2, 3, 4), has_labels=False, decides=False)
     assert table(edges) == [
         ((), (2, 3), (2,), ()),
         ((), (2,), (2,), ()),
@@ -67,13 +67,13 @@ def test_n11_a_skip_goes_straight_and_its_gradient_over_the_users() -> None:
 
 
 def test_with_clipping_every_stage_talks_with_stage_0() -> None:
-    assert make_edges(3, has_labels=False, clips=True).pairs == ((0, 1), (1, 2), (1, 0), (2, 1), (2, 0), (0, 2))
+    assert make_edges(3, has_labels=False, decides=True).pairs == ((0, 1), (1, 2), (1, 0), (2, 1), (2, 0), (0, 2))
 
 
 def test_one_stage_hears_from_the_feeder_alone() -> None:
     for edges in (
-        make_edges(1, has_labels=True, clips=True),
-        make_edges(1, flow=FLOW, ends=(4,), has_labels=True, clips=True),
+        make_edges(1, has_labels=True, decides=True),
+        make_edges(1, flow=FLOW, ends=(4,), has_labels=True, decides=True),
     ):
         assert table(edges) == [((), (), (), ())]
         assert (edges.pairs, edges.input_readers, edges.label_readers) == ((), (0,), (0,))
@@ -81,7 +81,7 @@ def test_one_stage_hears_from_the_feeder_alone() -> None:
 
 @given(st.sets(st.integers(1, 3)))
 def test_what_is_sent_is_received_and_ascends(cuts: set[int]) -> None:
-    edges = make_edges(len(cuts) + 1, flow=FLOW, ends=(*sorted(cuts), 4), has_labels=False, clips=False)
+    edges = make_edges(len(cuts) + 1, flow=FLOW, ends=(*sorted(cuts), 4), has_labels=False, decides=False)
     stages = range(edges.num_stages)
     assert {(one, other) for one in stages for other in edges.consumers(one)} == set(edges.forwards)
     assert {(one, other) for other in stages for one in edges.activations(other)} == set(edges.forwards)
@@ -110,5 +110,5 @@ def test_the_edges_of_a_plan(flow: Flow | None) -> None:
     plan = Plan(stages=stages, schedule="1F1B", micro_batches=2, flow_json=text, feeder_worker="a", threads={})
     assert (plan.ends, plan.flow) == ((2, 3, 4), flow)
     assert Plan.from_json(plan.to_json()).flow == flow
-    expected = make_edges(3, flow=flow, ends=(2, 3, 4), has_labels=True, clips=True)
-    assert edges_of(plan, has_labels=True, clips=True) == expected
+    expected = make_edges(3, flow=flow, ends=(2, 3, 4), has_labels=True, decides=True)
+    assert edges_of(plan, has_labels=True, decides=True) == expected

@@ -31,7 +31,7 @@ def _texts(actions: Sequence[Action]) -> str:
 
 
 def _lists(
-    schedule: str, num_stages: int, num_workers: int, m: int, *, in_flight: int = 0, clips: bool = False
+    schedule: str, num_stages: int, num_workers: int, m: int, *, in_flight: int = 0, decides: bool = False
 ) -> list[tuple[Action, ...]]:
     """The list of each worker, where the schedule wants its stages; they pass the checker."""
     places = homes(schedule, num_stages=num_stages, num_workers=num_workers)
@@ -42,12 +42,12 @@ def _lists(
             num_stages=num_stages,
             num_micro_batches=m,
             in_flight=in_flight,
-            clips=clips,
+            decides=decides,
         )
         for worker in range(max(places) + 1)
     ]
     named = {f"worker {index}": actions for index, actions in enumerate(lists)}
-    check(named, num_stages=num_stages, num_micro_batches=m, bounds={}, clips=clips)
+    check(named, num_stages=num_stages, num_micro_batches=m, bounds={}, decides=decides)
     return lists
 
 
@@ -74,12 +74,12 @@ def _published(schedule: str, num_stages: int, p: int, r: int, m: int) -> int:
     }[schedule]
 
 
-@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("decides", [False, True])
 @pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
-def test_every_schedule_passes_the_checker_within_its_published_bound(schedule: str, clips: bool) -> None:
+def test_every_schedule_passes_the_checker_within_its_published_bound(schedule: str, decides: bool) -> None:
     for num_stages, p in _shapes(schedule):
         for m in range(1, 11):
-            for r, actions in enumerate(_lists(schedule, num_stages, p, m, clips=clips)):
+            for r, actions in enumerate(_lists(schedule, num_stages, p, m, decides=decides)):
                 published = _published(schedule, num_stages, p, r, m)
                 is_exact = schedule != "Interleaved1F1B" and (schedule != "ZBV" or m >= 2 * p)
                 peak = worker_peak(actions)
@@ -123,14 +123,14 @@ def test_lists_of_four_stages_on_two_workers() -> None:
         "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1 0U 2U",
         "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1 1U 3U",
     ]
-    assert [_texts(actions) for actions in _lists("ZBV", 4, 2, 2, clips=True)] == [
+    assert [_texts(actions) for actions in _lists("ZBV", 4, 2, 2, decides=True)] == [
         "0F0 0F1 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 0I1 0W1 0N 3N 0D 0U 3U",
         "1F0 2F0 1F1 2F1 2I0 2W0 1I0 1W0 2I1 2W1 1I1 1W1 1N 2N 1U 2U",
     ]
 
 
 def test_inference_is_forwards_alone_and_no_training_job_may_name_it() -> None:
-    actions = worker_actions("inference", stages=[1], num_stages=2, num_micro_batches=3, clips=True)
+    actions = worker_actions("inference", stages=[1], num_stages=2, num_micro_batches=3, decides=True)
     assert _texts(actions) == "1F0 1F1 1F2"
     both = worker_actions("inference", stages=[0, 1], num_stages=2, num_micro_batches=2)
     assert _texts(both) == "0F0 1F0 0F1 1F1"
@@ -155,7 +155,7 @@ def test_interleaved_is_the_published_order_where_that_is_defined(num_workers: i
 
 
 def test_clipping_adds_norms_everywhere_and_the_decision_on_stage_0() -> None:
-    lists = _lists("GPipe", 2, 2, 2, clips=True)
+    lists = _lists("GPipe", 2, 2, 2, decides=True)
     assert [_texts(actions[4:]) for actions in lists] == ["0N 0D 0U", "1N 1U"]
 
 
@@ -166,9 +166,9 @@ def test_a_worker_with_two_stages_goes_deep_before_wide() -> None:
 
 @pytest.mark.parametrize("schedule", ONE_EACH)
 def test_a_worker_keeps_the_order_of_each_of_its_stages(schedule: str) -> None:
-    merged = worker_actions(schedule, stages=[0, 2, 3], num_stages=4, num_micro_batches=5, clips=True)
+    merged = worker_actions(schedule, stages=[0, 2, 3], num_stages=4, num_micro_batches=5, decides=True)
     for stage in (0, 2, 3):
-        own = worker_actions(schedule, stages=[stage], num_stages=4, num_micro_batches=5, clips=True)
+        own = worker_actions(schedule, stages=[stage], num_stages=4, num_micro_batches=5, decides=True)
         assert tuple(action for action in merged if action.stage == stage) == own
 
 

@@ -77,11 +77,11 @@ def test_edges_of_a_list_are_those_of_a_chain_and_its_ties() -> None:
     plan = plan_of(listed(), boundaries=(3, 5))
     assert [tie.stages for tie in plan.ties] == [(0, 1, 2), (0, 2)]
     skipping = plan_of([replace(each, shared=()) if each.name == "block3" else each for each in listed()])
-    edges = edges_of(skipping, has_labels=True, clips=True)
+    edges = edges_of(skipping, has_labels=True, decides=True)
     assert edges.backwards == ((1, 0), (2, 1), (2, 0))
     assert edges.gradient_senders(0) == (1, 2)
     assert edges.weights == {(0, 2): ("0.weight",)}
-    assert (0, 2) in edges_of(skipping, has_labels=True, clips=False).pairs
+    assert (0, 2) in edges_of(skipping, has_labels=True, decides=False).pairs
     links = [str(link) for link in read_by(edges, Action(2, ActionKind.UPDATE))]
     assert links == ["0>2/decision", "0>2/weight"]
 
@@ -108,5 +108,5 @@ def test_measured_costs_count_copies_and_fit_the_plan_that_was_made() -> None:
     )
     stages = stage_costs(measured, boundaries=(2, 4), devices=(0, 1, 2))
     assert [stage.weight_bytes for stage in stages] == [2 * MIB, 3 * MIB, 4 * MIB]
-    report, _ = predict(plan_of(listed()), measured, {}, clips=False)
+    report, _ = predict(plan_of(listed()), measured, {}, decides=False)
     assert [stage.parameter_bytes for stage in report.stages] == [2 * MIB, 3 * MIB, 4 * MIB]

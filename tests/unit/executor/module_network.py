@@ -25,11 +25,11 @@ from pipesvc.model.replay.randomness import Streams
 from pipesvc.model.replay.record import record
 from pipesvc.model.skeleton import build_module
 from pipesvc.wire.links import Link
-from pipesvc.worker.executor.parts import make_programs
-from pipesvc.worker.executor.program import StageProgram
+from pipesvc.worker.executor.parts import Parts, make_parts
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.feeder.routes import FeederRoutes, routes_of
 from tests.unit.executor.network import SEED, Batch, Cluster, JobSetup, PlainRun, assert_equal_states, copied, train
+from tests.unit.executor.plain_updates import PlainUpdates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +86,10 @@ class ModuleSetup(JobSetup):
         return routes_of(self.plan, has_labels=False)
 
     def edges(self, *, has_labels: bool) -> Edges:
-        return edges_of(self.plan, has_labels=has_labels, clips=self.clip_norm > 0)
+        return edges_of(self.plan, has_labels=has_labels, decides=self.decides)
 
-    def make_programs(self, specs: Sequence[StageSpec]) -> list[StageProgram]:
-        return make_programs(self.build, self.plan, specs, Where())
+    def make_parts(self, specs: Sequence[StageSpec]) -> Parts:
+        return make_parts(self.build, self.plan, specs, Where())
 
     def input_parcels(self, inputs: Any) -> list[tuple[Link, Any]]:
         return list(self.feeder_routes.parcels(inputs, None))
@@ -101,23 +101,20 @@ def train_plain(setup: ModuleSetup, batches: Sequence[Batch]) -> PlainRun:
     model = setup.build()
     random_modules = setup.flow.random_modules if setup.is_recorded else ()
     streams = Streams(model, random_modules, torch.device("cpu"))
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    optimizer = setup.make_optimizer(parameters)
+    updates = PlainUpdates(setup, model)
     losses = []
     for step, (inputs, labels, weights) in enumerate(batches, 1):
-        optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for index, share in enumerate(split.shares(weights)):
             args, kwargs = arguments_of(model.forward, copied(inputs[index]))
-            with streams.root(seed=SEED, step=step, micro_batch=index):
-                value = model(*args, **kwargs)
-            if setup.loss is not None:
-                value = setup.loss(value) if labels is None else setup.loss(value, labels[index])
-            (value * share).backward()
+            with updates.autocast():
+                with streams.root(seed=SEED, step=step, micro_batch=index):
+                    value = model(*args, **kwargs)
+                if setup.loss is not None:
+                    value = setup.loss(value) if labels is None else setup.loss(value, labels[index])
+            updates.scaled(value * share).backward()
             total += share * value.item()
-        if setup.clip_norm:
-            torch.nn.utils.clip_grad_norm_(parameters, setup.clip_norm)
-        optimizer.step()
+        updates.apply(step)
         losses.append(total)
     return losses, dict(model.state_dict())
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,21 +14,28 @@ from torch import Tensor, nn
 from pipesvc.core import seeds, split
 from pipesvc.core.edges import Edges, make_edges
 from pipesvc.core.schedules import splits_backward
+from pipesvc.errors import Where
 from pipesvc.model.recompute import Recompute
+from pipesvc.model.sequence import named_parameters
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.wire import layouts, tree
 from pipesvc.wire.links import FEEDER, Link
-from pipesvc.worker.executor.program import StageProgram
+from pipesvc.worker.executor.optimizing import SchedulerChoice, make_updates
+from pipesvc.worker.executor.parameter_groups import OptimizerChoice, allot
+from pipesvc.worker.executor.parts import Parts
 from pipesvc.worker.executor.routes import input_link, label_link
 from pipesvc.worker.executor.runtime import Runtime, Settings
+from pipesvc.worker.executor.scaling import ScalerSettings, first_scale
 from pipesvc.worker.executor.sequence_program import SequenceProgram
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
 from tests.unit.executor.memory_network import MemoryPort, Network, is_tensor
+from tests.unit.executor.plain_updates import PlainUpdates
 
 SEED = 7
 KEEPING = Recompute()
-MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+EPOCH_STEPS = 4
+MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]  # of parameters, or of groups of them
 # One mini-batch: the micro-batches' inputs, their labels (None: the job has none), their weights.
 Batch = tuple[list[Any], list[Any] | None, list[float]]
 # Losses, and the state by name.
@@ -41,10 +49,19 @@ class JobSetup(ABC):
     owners: Sequence[str] = ()
     loss: Callable[..., Any] | None = None
     make_optimizer: MakeOptimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    rule: Callable[..., Any] | None = None
+    more_optimizers: Mapping[str, MakeOptimizer] = field(default_factory=dict)  # by pattern; they come first
+    scheduler: SchedulerChoice | None = None
+    plain_optimizers: Callable[[nn.Module], list[torch.optim.Optimizer]] | None = None  # where they are grouped by hand
     schedule: str = "1F1B"
     in_flight: int = 0
     schedule_text: str = ""
     clip_norm: float = 0.0
+    clip_value: float = 0.0
+    autocast: torch.dtype | None = None
+    scaler: ScalerSettings | None = None
+    plain_scales: list[float] = field(default_factory=list)  # of the plain loop's scaler, after each step
     check_finite: bool = False
     recompute: Recompute = KEEPING
     compiles: bool = False
@@ -55,6 +72,19 @@ class JobSetup(ABC):
         return self.owners or [f"worker-{stage}" for stage in range(self.num_stages)]
 
     @property
+    def decides(self) -> bool:
+        return self.clip_norm > 0 or self.scaler is not None
+
+    @property
+    def choices(self) -> Sequence[OptimizerChoice]:
+        one = OptimizerChoice(make=self.make_optimizer, groups=self.groups, rule=self.rule)
+        more = [
+            OptimizerChoice(pattern=pattern, make=make, groups={}, rule=None)
+            for pattern, make in self.more_optimizers.items()
+        ]
+        return [*more, one]
+
+    @property
     @abstractmethod
     def num_stages(self) -> int: ...
 
@@ -62,7 +92,7 @@ class JobSetup(ABC):
     def edges(self, *, has_labels: bool) -> Edges: ...
 
     @abstractmethod
-    def make_programs(self, specs: Sequence[StageSpec]) -> list[StageProgram]: ...
+    def make_parts(self, specs: Sequence[StageSpec]) -> Parts: ...
 
     @abstractmethod
     def input_parcels(self, inputs: Any) -> list[tuple[Link, Any]]:
@@ -80,10 +110,17 @@ class JobSetup(ABC):
             splits_backward=splits_backward(self.schedule, self.schedule_text),
             recompute=self.recompute,
             compiles=self.compiles,
+            clip_value=self.clip_value,
+            clips_norm=self.clip_norm > 0,
+            autocast=self.autocast,
+            scale=first_scale(self.scaler).value if self.scaler is not None else None,
         )
 
     def first_layer(self, stage: int) -> int:
         return 0
+
+    def epoch(self, step: int) -> int:
+        return (step - 1) // EPOCH_STEPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +135,13 @@ class Setup(JobSetup):
         return len(self.cuts) + 1
 
     def edges(self, *, has_labels: bool) -> Edges:
-        return make_edges(self.num_stages, has_labels=has_labels, clips=self.clip_norm > 0)
+        return make_edges(self.num_stages, has_labels=has_labels, decides=self.decides)
 
-    def make_programs(self, specs: Sequence[StageSpec]) -> list[StageProgram]:
+    def make_parts(self, specs: Sequence[StageSpec]) -> Parts:
         layers = [(str(index), layer) for index, layer in enumerate(built(self.make_layers))]
         ends = [*self.cuts, len(layers)]
-        return [SequenceProgram(spec, layers[spec.first_layer : ends[spec.index]]) for spec in specs]
+        programs = [SequenceProgram(spec, layers[spec.first_layer : ends[spec.index]]) for spec in specs]
+        return Parts(programs=programs, parameters=named_parameters(layers))
 
     def input_parcels(self, inputs: Any) -> list[tuple[Link, Any]]:
         return [(input_link(0), inputs)]
@@ -130,10 +168,10 @@ class Cluster:
         for worker in dict.fromkeys(setup.workers):
             self.ports[worker] = MemoryPort(self.network)
             specs = [setup.spec(index) for index, owner in enumerate(setup.workers) if owner == worker]
-            held = {
-                spec.index: Stage(spec, program, setup.make_optimizer)
-                for spec, program in zip(specs, setup.make_programs(specs), strict=True)
-            }
+            parts = setup.make_parts(specs)
+            allotments = allot(setup.choices, parts.parameters, Where())
+            make = partial(make_updates, allotments, setup.scheduler, where=Where())
+            held = {spec.index: Stage(spec, each, make) for spec, each in zip(specs, parts.programs, strict=True)}
             self.stages |= held
             settings = Settings(
                 worker=worker,
@@ -142,6 +180,7 @@ class Cluster:
                 in_flight=setup.in_flight,
                 schedule_text=setup.schedule_text,
                 clip_norm=setup.clip_norm,
+                scaler=setup.scaler,
             )
             self.network.ports |= dict.fromkeys(held, self.ports[worker])
             self.runtimes[worker] = Runtime(self.ports[worker], held, settings)
@@ -156,7 +195,8 @@ class Cluster:
             if labels is not None:
                 feeder.send_parcel(label_link(self.setup.num_stages), step, index, labels[index])
         for port in self.ports.values():
-            port.tell(issue_step=local_pb2.IssueStep(step=step, shares=split.shares(weights)))
+            issued = local_pb2.IssueStep(step=step, epoch=self.setup.epoch(step), shares=split.shares(weights))
+            port.tell(issue_step=issued)
 
     def turn_until_idle(self) -> None:
         while any([runtime.turn(0.0) for runtime in self.runtimes.values()]):
@@ -193,24 +233,21 @@ def train_plain(setup: Setup, batches: Sequence[Batch]) -> PlainRun:
     """What one process without pipesvc does: losses, and the state by name."""
     layers = built(setup.make_layers)
     model = nn.Sequential(*layers)
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    optimizer = setup.make_optimizer(parameters)
+    updates = PlainUpdates(setup, model)
     losses = []
     for step, (inputs, labels, weights) in enumerate(batches, 1):
-        optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for index, share in enumerate(split.shares(weights)):
             value = copied(inputs[index])
-            for number, layer in enumerate(layers):
-                torch.default_generator.manual_seed(seeds.derive(SEED, "forward", step, index, number))
-                value = layer(value)
-            if setup.loss is not None:
-                value = setup.loss(value) if labels is None else setup.loss(value, labels[index])
-            (value * share).backward()
+            with updates.autocast():
+                for number, layer in enumerate(layers):
+                    torch.default_generator.manual_seed(seeds.derive(SEED, "forward", step, index, number))
+                    value = layer(value)
+                if setup.loss is not None:
+                    value = setup.loss(value) if labels is None else setup.loss(value, labels[index])
+            updates.scaled(value * share).backward()
             total += share * value.item()
-        if setup.clip_norm:
-            torch.nn.utils.clip_grad_norm_(parameters, setup.clip_norm)
-        optimizer.step()
+        updates.apply(step)
         losses.append(total)
     return losses, dict(model.state_dict())
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from pipesvc.worker.executor import norms
+from tests.unit.executor.network import Setup, train_both
+from tests.unit.executor.test_equality import CUTS, OPTIMIZERS, make_batches, make_layers
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -39,3 +42,14 @@ def test_parameters_of_one_place_keep_the_order_of_the_stages() -> None:
 def test_no_gradient_anywhere_scales_nothing() -> None:
     assert norms.parameter_norms([nn.Parameter(torch.ones(2))], [0]) is None
     assert norms.coefficient([(), ()], 0.1).item() == 1.0
+
+
+def test_n27_two_hundred_steps_with_clipping_do_not_drift() -> None:
+    setup = Setup(
+        make_layers=make_layers,
+        cuts=CUTS[3],
+        loss=cross_entropy,
+        make_optimizer=OPTIMIZERS["adamw"],
+        clip_norm=0.1,
+    )
+    assert len(train_both(setup, make_batches(2, num_steps=200)).losses) == 200

@@ -38,7 +38,7 @@ def test_a07_trace_shows_each_action_of_each_stage_in_order(cluster: Cluster) ->
     cluster.train([make_batch(), make_batch()])
     events = [event for trace in cluster.reported("trace") for event in trace.events]
     for stage in range(3):
-        wanted = worker_actions("1F1B", stages=[stage], num_stages=3, num_micro_batches=2, clips=True)
+        wanted = worker_actions("1F1B", stages=[stage], num_stages=3, num_micro_batches=2, decides=True)
         for step in (1, 2):
             found = [(each.action, each.micro_batch) for each in events if (each.stage, each.step) == (stage, step)]
             assert found == [(action.kind.value, action.micro_batch or 0) for action in wanted]

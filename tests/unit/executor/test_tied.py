@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pipesvc.core.flow import parameters_of
 from pipesvc.errors import PipesvcError, Where
-from pipesvc.worker.executor.parts import make_programs
+from pipesvc.worker.executor.parts import make_parts
 from tests.unit.executor import modules
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.network import train
@@ -203,7 +203,7 @@ def test_two_devices_of_a_worker_hold_a_tensor_each(name: str) -> None:
     plan = replace(setup.plan, stages=tuple(stages))
     specs = [replace(setup.spec(index), device=torch.device(device)) for index, device in enumerate(devices)]
     build: Any = setup.build if isinstance(setup, ModuleSetup) else setup.make_layers
-    programs = make_programs(build, plan, specs, Where())
+    programs = make_parts(build, plan, specs, Where()).programs
     tie = plan.ties[0]
     one, other = (programs[stage].tied_parameter(tie.name) for stage in (0, 2))
     assert one is not other

@@ -16,8 +16,7 @@ from pipesvc.core.plan import Plan, StagePlan
 from pipesvc.core.ties import ties_of_layers
 from pipesvc.errors import Where
 from pipesvc.model.skeleton import inspect_layers
-from pipesvc.worker.executor.parts import make_programs
-from pipesvc.worker.executor.program import StageProgram
+from pipesvc.worker.executor.parts import Parts, make_parts
 from pipesvc.worker.executor.spec import StageSpec
 from tests.unit.executor import module_network, modules, network
 from tests.unit.executor.module_network import ModuleSetup
@@ -149,10 +148,10 @@ class ListSetup(Setup):
         return Plan.from_json(plan.to_json())
 
     def edges(self, *, has_labels: bool) -> Edges:
-        return edges_of(self.plan, has_labels=has_labels, clips=self.clip_norm > 0)
+        return edges_of(self.plan, has_labels=has_labels, decides=self.decides)
 
-    def make_programs(self, specs: Sequence[StageSpec]) -> list[StageProgram]:
-        return make_programs(self.make_layers, self.plan, specs, Where())
+    def make_parts(self, specs: Sequence[StageSpec]) -> Parts:
+        return make_parts(self.make_layers, self.plan, specs, Where())
 
 
 MODULES: dict[str, Callable[[], nn.Module]] = {

@@ -59,6 +59,12 @@ def drawn_rows(count: int = 8) -> Iterator[tuple[Tensor, float]]:
         yield torch.rand(1), random.random() + float(np.random.rand())
 
 
+def slow(count: int, pause_s: float) -> Iterator[tuple[Tensor, int]]:
+    for sample in samples(count):
+        threading.Event().wait(pause_s)
+        yield sample
+
+
 def fails_at(index: int) -> Iterator[tuple[Tensor, int]]:
     yield from samples(index)
     raise ValueError("boom in the source")

@@ -11,8 +11,12 @@ import torch
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.wire import collate
-from pipesvc.worker.feeder.batches import Gate, RawBatch, cut_batch, raw_batch
+from pipesvc.worker.feeder.batches import Gate, RawBatch, RawStep, cut_step, raw_batch
 from tests.unit.feeder import sources
+
+
+def step(*sizes: int) -> RawStep:
+    return RawStep(batches=tuple(map(raw, sizes)))
 
 
 def raw(num_rows: int) -> RawBatch:
@@ -98,7 +102,7 @@ def test_batches_without_common_rows_or_labels_are_refused(value: Any, text: str
 
 
 def test_n02_shares_are_those_of_rows() -> None:
-    cut = cut_batch(raw(5), 2, None, Where())
+    cut = cut_step(step(5), 2, None, Where())
     assert (cut.rows, cut.shares) == ((3, 2), (0.6, 0.4))
     assert cut.labels is not None
     assert [each.tolist() for each in cut.labels] == [[0, 1, 2], [3, 4]]
@@ -111,13 +115,13 @@ def test_n03_weight_function_sees_the_whole_batch() -> None:
         seen.append(labels.tolist())
         return [1, 0, 0, 4, 5]
 
-    cut = cut_batch(raw(5), 2, weight, Where())
+    cut = cut_step(step(5), 2, weight, Where())
     assert seen == [[0, 1, 2, 3, 4]]
     assert cut.shares == (0.1, 0.9)
 
 
 def test_n17_short_batch_has_a_micro_batch_per_row() -> None:
-    assert cut_batch(raw(3), 4, None, Where()).rows == (1, 1, 1)
+    assert cut_step(step(3), 4, None, Where()).rows == (1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -130,13 +134,14 @@ def test_n17_short_batch_has_a_micro_batch_per_row() -> None:
 )
 def test_weights_that_cannot_be_are_refused(weight: Any, code: ErrorCode, text: str) -> None:
     with pytest.raises(PipesvcError, match=text) as caught:
-        cut_batch(raw(5), 2, weight, Where())
+        cut_step(step(5), 2, weight, Where())
     assert caught.value.code is code
 
 
 def through(gate: Gate, sizes: list[int]) -> list[int]:
-    passed = [each.num_rows for size in sizes for each in gate.push(raw(size))]
-    return passed + [each.num_rows for each in gate.end()]
+    steps = [each for size in sizes for each in gate.push(raw(size))] + gate.end()
+    assert all(len(each.batches) == 1 for each in steps)
+    return [each.batches[0].num_rows for each in steps]
 
 
 @pytest.mark.parametrize(
@@ -161,3 +166,27 @@ def test_p09_short_batch_that_is_not_the_last_is_refused(drops_last: bool) -> No
     with pytest.raises(PipesvcError, match="a batch of 2 rows, not the last of its epoch") as caught:
         through(gate, [4, 2, 4])
     assert caught.value.code is ErrorCode.INVALID_JOB
+
+
+def test_the_gate_joins_what_it_lets_through() -> None:
+    gate = Gate(num_micro_batches=4, num_joined=2, drops_last=False, full_rows=0)
+    steps = [[each.num_rows for each in step.batches] for size in (4, 5, 6, 4, 3) for step in gate.push(raw(size))]
+    assert steps == [[4, 5], [6, 4]]
+    assert [[each.num_rows for each in step.batches] for step in gate.end()] == [[3]]
+    assert gate.end() == []
+
+
+def test_joined_mini_batches_weigh_by_all_their_rows_and_each_is_weighed_alone() -> None:
+    seen: list[int] = []
+
+    def weight(labels: torch.Tensor) -> torch.Tensor:
+        seen.append(len(labels))
+        return labels > 1
+
+    cut = cut_step(step(5, 3), 2, weight, Where())
+    assert seen == [5, 3]
+    assert cut.rows == (3, 2, 2, 1)
+    assert cut.shares == (1 / 4, 2 / 4, 0.0, 1 / 4)
+    assert cut_step(step(5, 3), 2, None, Where()).shares == (3 / 8, 2 / 8, 2 / 8, 1 / 8)
+    assert cut.labels is not None
+    assert [each.tolist() for each in cut.labels] == [[0, 1, 2], [3, 4], [0, 1], [2]]

@@ -70,6 +70,7 @@ def make_assignment(source: str = "samples", arguments: str = "", **data: Any) -
     spec: dict[str, Any] = {"yields": job_pb2.YIELDS_SAMPLE, "batch_size": 4, "capacity": 64, "double_buffer": True}
     spec |= {"has_labels": True, "timeout_s": 30.0} | data
     job = job_pb2.JobSpec(data=job_pb2.DataSpec(**spec), epochs=1, seed=5)
+    job.strategy.micro_batches = 2
     job.loss.target = "unused:unused"
     if not has_stream:
         job.data.source.CopyFrom(types_pb2.Call(target=f"{CODE}:{source}", arguments_json=arguments))

@@ -39,7 +39,7 @@ def batches(
         seed=seed,
         where=Where(worker="a"),
     )
-    return list(read(source, reading))
+    return [batch for step in read(source, reading) if step is not None for batch in step.batches]
 
 
 def rows(read_batches: list[RawBatch]) -> list[tuple[int, int]]:

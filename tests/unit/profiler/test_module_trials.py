@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -14,10 +12,16 @@ from pipesvc.model.replay.record import record
 from pipesvc.model.skeleton import build_module
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.worker.data_trial import parcel_of
+from pipesvc.worker.executor.optimizing import Updates
+from pipesvc.worker.executor.parameter_groups import Named
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.profiler.module_trial import PieceTrials, pieces_of
 from pipesvc.worker.profiler.unit_profiles import add_units
 from tests.unit.model.replay_zoo import ZOO, loss_of
+
+
+def _make_updates(own: Named) -> Updates:
+    return Updates(optimizers=[torch.optim.SGD(own.values(), lr=0.1)] if own else [])
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -38,9 +42,7 @@ def test_every_model_is_measured(name: str) -> None:
         loss=loss_of,
         check_finite=False,
     )
-    trials = PieceTrials(
-        flow, parcel_of(value), None, partial(torch.optim.SGD, lr=0.1), spec=spec, num_micro_batches=1, budget_s=0.0
-    )
+    trials = PieceTrials(flow, parcel_of(value), None, _make_updates, spec=spec, num_micro_batches=1, budget_s=0.0)
     model = build_module(case.build, 0, trials.names_in(pieces))
     measured = [trials.measure(piece, model) for piece in pieces]
     assert len(pieces) == len(finest_ends(flow)) > 1

@@ -12,6 +12,7 @@ import torch
 from pipesvc.core.flow import transfers
 from pipesvc.core.flow_json import from_json
 from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.model import skeleton
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
 from pipesvc.wire import samples
 from pipesvc.worker import calls, inspector
@@ -158,7 +159,7 @@ def test_a_source_that_takes_too_long_is_given_up_with_the_reason(port: MemoryPo
     job.data.timeout_s = 0.05
     where = Where(worker="a")
     build = calls.bind(job.model, "the model", where)
-    found = Inspection(layers=inspector._layers(build, job, where), model_bytes=0)
+    found = Inspection(layers=skeleton.layer_infos(inspector._parts(build, job, where)), model_bytes=0)
     given_up = threading.Event()
     seen: list[local_pb2.Inspected] = []
 
