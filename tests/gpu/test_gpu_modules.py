@@ -67,7 +67,7 @@ def loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def job(cluster: pipesvc.Client, devices: tuple[str, ...], *, drop: float = 0.0, **strategy: Any) -> pipesvc.Job:
-    options = {"micro_batches": 4, "num_stages": len(devices), "placement": places(cluster, *devices)}
+    options: dict[str, Any] = {"micro_batches": 4, "num_stages": len(devices), "placement": places(cluster, *devices)}
     return pipesvc.Job(
         model=pipesvc.Call(Net, drop=drop),
         loss=loss,
@@ -81,8 +81,7 @@ def job(cluster: pipesvc.Client, devices: tuple[str, ...], *, drop: float = 0.0,
 
 
 def test_a_tied_module_on_cpu_mixed_and_gpus_agrees(cluster: pipesvc.Client) -> None:
-    alone = {"num_stages": None, "placement": {}, "pipeline": False}
-    truth, _ = finish(cluster.submit(job(cluster, ("cpu",), **alone)))
+    truth, _ = finish(cluster.submit(job(cluster, ("cpu",), num_stages=None, placement={}, pipeline=False)))
     for devices in (("cpu", "cuda"), ("cuda", "cuda"), ("cuda", "cpu", "cuda")):
         losses, state = finish(cluster.submit(job(cluster, devices)))
         assert close(losses, truth), devices
