@@ -51,8 +51,8 @@ class Net(nn.Module):
         mask = torch.triu(torch.full((ids.shape[1], ids.shape[1]), -1e9, device=x.device), 1)
         for block in self.blocks:
             x = block(x, mask)
-        logits: Tensor = self.head(x + first).flatten(0, 1)
-        return logits.unflatten(0, ids.shape)
+        logits: Tensor = self.head(x + first)
+        return logits
 
 
 def rows() -> Iterator[tuple[Tensor, Tensor]]:
