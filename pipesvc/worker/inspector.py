@@ -26,6 +26,7 @@ from pipesvc.worker.executor.main import optimizer_maker
 from pipesvc.worker.executor.units import recompute_of
 from pipesvc.worker.forward_inspection import follow
 from pipesvc.worker.inspection import Inspection
+from pipesvc.worker.optimizer_state import state_per_gradient
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
 from pipesvc.worker.user_errors import user_error
@@ -44,7 +45,8 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     build = calls.bind(job.model, "the model", where)
     calls.bind_loss(job, where)
     calls.bind_weight(job, where)
-    _try_optimizer(calls.bind_optimizer(job, where), where)
+    optimizer = calls.bind_optimizer(job, where)
+    _try_optimizer(optimizer, where)
     if not job.data.is_streamed:
         calls.bind(job.data.source, "the data source", where)
     calls.bind_metrics(job, where)
@@ -54,6 +56,7 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
         progress.busy("comparing the weights with the model")
         _refuse_other_weights(port, build, job, where)
     found = Inspection(layers=layers, model_bytes=sum(each.parameter_bytes + each.buffer_bytes for each in layers))
+    found.state_per_gradient = state_per_gradient(optimizer_maker(optimizer, where))
 
     def report(misfit: local_pb2.DataMisfit | None = None, *, is_trying: bool = False) -> None:
         message = _message(found, misfit)
@@ -108,7 +111,9 @@ def _refuse_other_weights(port: PortLike, build: Callable[[], Any], job: job_pb2
 
 def _message(found: Inspection, misfit: local_pb2.DataMisfit | None) -> local_pb2.Inspected:
     layers = map(layer_message, found.layers)
-    message = local_pb2.Inspected(layers=layers, misfit=misfit, flow_json=found.flow_json)
+    message = local_pb2.Inspected(
+        layers=layers, misfit=misfit, flow_json=found.flow_json, state_per_gradient=found.state_per_gradient
+    )
     if found.reason is not None:
         from pipesvc.net import reports  # late: it imports gRPC, of which the nursery must stay free
 
