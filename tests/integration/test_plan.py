@@ -43,7 +43,7 @@ def _job(**strategy: object) -> pipesvc.Job:
     )
 
 
-def test_a03_an_open_strategy_is_planned_runs_as_planned_and_trains_to_the_same_numbers(cluster: pipesvc.Client) -> None:
+def test_a03_an_open_strategy_is_planned_runs_so_and_trains_to_the_same_numbers(cluster: pipesvc.Client) -> None:
     asked = _job(boundaries="auto", schedule="auto")
     planned = cluster.plan(asked)
     assert planned.report.step_s > 0
