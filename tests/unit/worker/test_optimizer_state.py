@@ -20,7 +20,7 @@ class _KeepsLittle(torch.optim.Optimizer):
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for parameter in self.param_groups[0]["params"]:
             self.state[parameter]["row"] = torch.zeros(parameter.shape[0])
 
