@@ -23,6 +23,7 @@ from torch import Tensor
 from benchmarks import gpt, results, rounds
 from benchmarks.report import lines
 from benchmarks.results import Result
+from benchmarks.sizes import FULL
 from pipesvc.model import malloc
 from pipesvc.worker.data_trial import parcel_of
 from pipesvc.worker.executor.inbox import Parcel
@@ -31,15 +32,37 @@ from pipesvc.worker.executor.sequence_program import SequenceProgram
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
 
-# b rows, t tokens of context, d width.
-WIDTH: Final = 256
-NUM_HEADS: Final = 4
-NUM_BLOCKS: Final = 4
-SHAPE: Final = (4, 64, WIDTH)
-NUM_MICRO_BATCHES: Final = 4
+NUM_BLOCKS: Final = 2
+NUM_MICRO_BATCHES: Final = 2
 NUM_STEPS: Final = 5
 AIM: Final = "ratio <= 1.03"
-_WHAT: Final = f"{NUM_BLOCKS} GPT blocks of width {WIDTH}, {SHAPE[0]} x {SHAPE[1]} tokens"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """Of the blocks and of a micro-batch."""
+
+    width: int
+    num_heads: int
+    num_rows: int
+    num_tokens: int
+    aim: str = ""
+
+    def __str__(self) -> str:
+        return f"{NUM_BLOCKS} GPT blocks of width {self.width}, {self.num_rows} x {self.num_tokens} tokens"
+
+
+# That of the other benchmarks; and a small one, in which what Python costs shows.
+SHAPES: Final = (
+    Shape(
+        width=FULL.model.width,
+        num_heads=FULL.model.num_heads,
+        num_rows=FULL.micro_batch_rows,
+        num_tokens=FULL.model.context,
+        aim=AIM,
+    ),
+    Shape(width=256, num_heads=4, num_rows=4, num_tokens=64),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +75,9 @@ class Times:
 
 
 class Contender:
-    def __init__(self, *, splits: bool) -> None:
+    def __init__(self, shape: Shape, *, splits: bool) -> None:
         torch.manual_seed(0)
-        blocks = [(f"block{index}", gpt.Block(WIDTH, NUM_HEADS)) for index in range(NUM_BLOCKS)]
+        blocks = [(f"block{index}", gpt.Block(shape.width, shape.num_heads)) for index in range(NUM_BLOCKS)]
         spec = StageSpec(
             index=1,
             num_stages=3,
@@ -67,8 +90,9 @@ class Contender:
         )
         self._splits = splits
         self.stage = Stage(spec, SequenceProgram(spec, blocks), lambda _: Updates())
-        self._inputs = _parcel(torch.randn(SHAPE), wants_gradient=True)
-        self._gradients = _parcel(torch.randn(SHAPE), wants_gradient=False)
+        size = (shape.num_rows, shape.num_tokens, shape.width)
+        self._inputs = _parcel(torch.randn(size), wants_gradient=True)
+        self._gradients = _parcel(torch.randn(size), wants_gradient=False)
         self.step()  # what is split is found in the first one
 
     def step(self) -> Times:
@@ -101,9 +125,9 @@ def one_round(contenders: Sequence[Contender]) -> list[Times]:
     ]
 
 
-def figures(num_rounds: int, command: str) -> list[Result]:
+def figures(shape: Shape, num_rounds: int, command: str) -> list[Result]:
     with malloc.while_building():  # which leaves the allocator as an executor has it
-        whole, split = Contender(splits=False), Contender(splits=True)
+        whole, split = Contender(shape, splits=False), Contender(shape, splits=True)
     other, mine = zip(*(one_round([whole, split]) for _ in range(num_rounds)), strict=True)
     _check_bits(whole, split)
     columns = {
@@ -112,12 +136,12 @@ def figures(num_rounds: int, command: str) -> list[Result]:
     }
     found = [
         results.result(
-            f"I and W, {what}, {_WHAT}",
+            f"I and W, {what}, {shape}",
             rounds.spread([value * 1e3 for value in times]),
             unit="ms",
             against="whole backwards",
             ratio=rounds.spread(rounds.ratios(times, against)),
-            aim=AIM,
+            aim=shape.aim,
             command=command,
             num_rounds=num_rounds,
         )
@@ -126,7 +150,7 @@ def figures(num_rounds: int, command: str) -> list[Result]:
     shares = [each.weights_s / each.backward_s for each in mine]
     found.append(
         results.result(
-            f"part of a backward that can wait, {_WHAT}",
+            f"part of a backward that can wait, {shape}",
             rounds.spread(shares),
             unit="of I and W",
             command=command,
@@ -157,7 +181,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = figures(arguments.rounds, f"python -m benchmarks.split_backward --rounds {arguments.rounds}")
+    command = f"python -m benchmarks.split_backward --rounds {arguments.rounds}"
+    found = [figure for shape in SHAPES for figure in figures(shape, arguments.rounds, command)]
     print("\n".join(lines(found)))
     results.write(results.FOLDER / "split_backward.json", found)
 

@@ -10,7 +10,7 @@ from pipesvc.client.compare import Line, check_same_rows, compare, differences
 from pipesvc.client.job import Job
 from pipesvc.client.profiling import OnEvent
 from pipesvc.client.run import Run
-from pipesvc.client.spec import measurable
+from pipesvc.client.spec import check_is_job, measurable
 from pipesvc.client.stale import doubting
 from pipesvc.errors import ErrorCode, PipesvcError
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def compare_run(client: Client, job: Job, run_id: str, *, is_planned: bool, on_event: OnEvent | None) -> list[Line]:
     """See `Client.compare`. Raises INVALID_PLAN where run and job differ in layers, rows of a micro-batch, or plan."""
+    check_is_job(job)
     run = client.attach(run_id)
     plan = run.plan()
     if is_planned and (found := differences(job.strategy, plan)):

@@ -64,6 +64,7 @@ def layers_of(inspected: local_pb2.Inspected) -> tuple[LayerInfo, ...]:
             parameter_bytes=layer.parameter_bytes,
             buffer_bytes=layer.buffer_bytes,
             gradient_bytes=layer.gradient_bytes,
+            optimizer_bytes=int(layer.gradient_bytes * inspected.state_per_gradient),
             shared=shared_of(layer),
         )
         for layer in inspected.layers

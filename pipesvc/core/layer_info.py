@@ -27,4 +27,5 @@ class LayerInfo:
     parameter_bytes: int = 0
     buffer_bytes: int = 0
     gradient_bytes: int = 0  # at least, in a step
+    optimizer_bytes: int = 0  # at least, after one
     shared: tuple[SharedParameter, ...] = ()  # those that another layer of a list holds, too

@@ -35,7 +35,8 @@ def make_plan(
 ) -> Plan | MissingWorkers:
     """The plan of a run on these workers, given in the order of their registration.
 
-    Of memory it knows weights, gradients and buffers alone: a plan for which even those are too large is refused.
+    Of memory it knows weights, gradients, optimizer state and buffers alone: a plan for which even those are too large
+    is refused.
     With the flow of a module, whose units are the layers, a cut that it does not allow is refused.
     """
     check_counts(
@@ -118,6 +119,7 @@ def _check_memory(plan: Plan, layers: Sequence[LayerInfo], workers: Sequence[Wor
                 weight_bytes=stage.parameter_bytes,
                 gradient_bytes=sum(layer.gradient_bytes for layer in held)
                 + copy_gradient_bytes(plan.ties, stage.index),
+                optimizer_bytes=sum(layer.optimizer_bytes for layer in held),
                 buffer_bytes=sum(layer.buffer_bytes for layer in held),
             )
         )

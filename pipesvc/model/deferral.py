@@ -24,7 +24,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -155,6 +155,9 @@ class Deferral:
 
     def _forward(self, group: _Group, layer: Affine) -> Callable[..., Any]:
         original = layer.own_forward()
+        # A forward during a backward is a recomputation. What the engine goes through right there (reentrant
+        # checkpoints) adds to the gradients right there, too, so nothing of it is noted.
+        noted, unnoted = _Place(self, group, layer), _Place(None, group, layer)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             """The module's own forward, to which autograd gives another backward."""
@@ -163,78 +166,75 @@ class Deferral:
             x = args[0] if args else next(iter(kwargs.values()))
             if not layer.takes(x):
                 return original(*args, **kwargs)
-            # A forward during a backward is a recomputation. What the engine goes through right there (reentrant
-            # checkpoints) adds to the gradients right there, too.
-            is_inner = self._late is not None
+            place = noted if self._late is None else unnoted
             if group.way is _Way.WATCHED:
-                return _Watched.apply(original(x), x, self, group, layer, is_inner)  # type: ignore[no-untyped-call]
+                return _Watched.apply(original(x), x, place)  # type: ignore[no-untyped-call]
             kind = x.device.type
             if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
                 x = x.to(torch.get_autocast_dtype(kind))
-            return _Split.apply(x, layer.weight, layer.bias, self, group, layer, is_inner)  # type: ignore[no-untyped-call]
+            return _Split.apply(x, layer.weight, layer.bias, place)  # type: ignore[no-untyped-call]
 
         return forward
+
+
+class _Place(NamedTuple):
+    """Where a backward belongs; `deferral` is None where nothing of it may wait."""
+
+    deferral: Deferral | None
+    group: _Group
+    layer: Affine
+
+    def note(self, call: AffineCall) -> bool:
+        return self.deferral is not None and self.deferral.note(self.group, self.layer, call)
 
 
 class _Watched(torch.autograd.Function):
     """The identity on the output of a module; sees what its backward gets."""
 
     @staticmethod
-    def forward(
-        ctx: Any, y: Tensor, x: Tensor, deferral: Deferral, group: _Group, layer: Affine, is_inner: bool
-    ) -> Tensor:
+    def forward(ctx: Any, y: Tensor, x: Tensor, place: _Place) -> Tensor:
         ctx.save_for_backward(x)
         ctx.set_materialize_grads(False)
-        ctx.about = deferral, group, layer, is_inner
+        ctx.place = place
         return y.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         (g,) = gradients
         (x,) = ctx.saved_tensors
-        deferral, group, layer, is_inner = ctx.about
-        if g is not None and not is_inner:
-            deferral.note(group, layer, AffineCall(x, g))
-        return g, None, None, None, None, None
+        if g is not None:
+            ctx.place.note(AffineCall(x, g))
+        return g, None, None
 
 
 class _Split(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        deferral: Deferral,
-        group: _Group,
-        layer: Affine,
-        is_inner: bool,
-    ) -> Tensor:
-        # As autocast casts, but apart from its cache, in which what is cast without a graph would be kept for others.
-        is_cast = weight.dtype is not x.dtype
-        cast = weight.to(x.dtype) if is_cast else weight
-        ctx.save_for_backward(x, cast)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, place: _Place) -> Tensor:
+        if weight.dtype is not x.dtype:
+            # As autocast does, but apart from its cache, which would keep for others what is cast without a graph.
+            weight = weight.to(x.dtype)
+            bias = None if bias is None else bias.to(x.dtype)
+        ctx.save_for_backward(x, weight)
         ctx.set_materialize_grads(False)
-        ctx.about = deferral, group, layer, is_inner
-        y = layer.compute(x, cast, bias.to(x.dtype) if is_cast and bias is not None else bias)
+        ctx.place = place
+        y = place.layer.compute(x, weight, bias)
         return y.detach()  # no view, so that what follows may work in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         (g,) = gradients
-        x, weight = ctx.saved_tensors
-        deferral, group, layer, is_inner = ctx.about
         if g is None:
-            return (None,) * 7
-        call = AffineCall(x, g)
+            return None, None, None, None
+        x, weight = ctx.saved_tensors
+        layer, call = ctx.place.layer, AffineCall(x, g)
         if torch.is_grad_enabled():  # a gradient of this gradient is wanted
             weight = layer.weight.to(weight.dtype)
             call.rows = x.reshape(-1, x.shape[-1])
         for_x = layer.input_gradient(call, weight) if ctx.needs_input_grad[0] else None
-        if not is_inner and deferral.note(group, layer, call):
-            return (for_x, *(None,) * 6)
+        if ctx.place.note(call):
+            return for_x, None, None, None
         found = {id(parameter): gradient for parameter, gradient in layer.gradients(call)}
-        return for_x, found.get(id(layer.weight)), found.get(id(layer.bias)), None, None, None, None
+        return for_x, found.get(id(layer.weight)), found.get(id(layer.bias)), None
 
 
 def _sums(calls: list[_Call]) -> Iterator[tuple[nn.Parameter, Tensor]]:

@@ -49,8 +49,6 @@ class Affine:
         return (
             type(x) in (Tensor, nn.Parameter)
             and x.dim() > 0
-            and x.is_floating_point()
-            and x.device == self.weight.device
             and x.layout is torch.strided
             and held.get("weight") is self.weight
             and held.get("bias") is self.bias

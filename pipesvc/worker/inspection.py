@@ -18,6 +18,8 @@ class Inspection:
     flow_json: str = ""
     # Why a module has no flow.
     reason: ErrorDetails | None = None
+    # Bytes of the optimizer's state for each byte of gradients, at least.
+    state_per_gradient: float = 0.0
     # What the data source gives first, once it has been read.
     batch: CutStep | None = None
 

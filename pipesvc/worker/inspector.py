@@ -26,6 +26,7 @@ from pipesvc.worker.executor import loading
 from pipesvc.worker.executor.units import recompute_of
 from pipesvc.worker.forward_inspection import follow
 from pipesvc.worker.inspection import Inspection
+from pipesvc.worker.optimizer_state import state_per_gradient
 from pipesvc.worker.optimizer_trial import Whole, refuse_unscalable, try_updates
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
@@ -63,6 +64,8 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     layers = skeleton.layer_infos(parts)
     del parts
     found = Inspection(layers=layers, model_bytes=sum(each.parameter_bytes + each.buffer_bytes for each in layers))
+    # Of several optimizers the one that keeps least, for it is not told here which takes what.
+    found.state_per_gradient = min((state_per_gradient(each.make) for each in optimizers), default=0.0)
 
     def report(misfit: local_pb2.DataMisfit | None = None, *, is_trying: bool = False) -> None:
         message = _message(found, misfit)
@@ -115,7 +118,9 @@ def _refuse_other_weights(port: PortLike, parts: Sequence[NamedLayer], where: Wh
 
 def _message(found: Inspection, misfit: local_pb2.DataMisfit | None) -> local_pb2.Inspected:
     layers = map(layer_message, found.layers)
-    message = local_pb2.Inspected(layers=layers, misfit=misfit, flow_json=found.flow_json)
+    message = local_pb2.Inspected(
+        layers=layers, misfit=misfit, flow_json=found.flow_json, state_per_gradient=found.state_per_gradient
+    )
     if found.reason is not None:
         from pipesvc.net import reports  # late: it imports gRPC, of which the nursery must stay free
 

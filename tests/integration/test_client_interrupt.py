@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pipesvc.client import connection
 from pipesvc.client.connection import Client
 from pipesvc.client.local import LocalCluster
 from pipesvc.rpc.v1 import run_pb2
@@ -130,7 +131,7 @@ def test_in_python_the_interrupt_says_that_a_local_cluster_ends(monkeypatch: pyt
         raise KeyboardInterrupt
 
     with LocalCluster(num_workers=1, num_threads=1) as client:
-        monkeypatch.setattr(client, "_await_plan", interrupted)
+        monkeypatch.setattr(connection, "await_plan", interrupted)
         with pytest.raises(KeyboardInterrupt) as caught:
             client.submit(job(), "r")
     [note] = caught.value.__notes__
@@ -145,7 +146,7 @@ def test_in_python_the_interrupt_names_the_run(fake: FakeRuns, monkeypatch: pyte
         raise KeyboardInterrupt
 
     with serving(fake) as address, Client(address) as client:
-        monkeypatch.setattr(client, "_await_plan", interrupted)
+        monkeypatch.setattr(connection, "await_plan", interrupted)
         with pytest.raises(KeyboardInterrupt) as caught:
             client.submit(job(), "r")
     [note] = caught.value.__notes__

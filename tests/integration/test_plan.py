@@ -43,7 +43,7 @@ def _job(**strategy: object) -> pipesvc.Job:
     )
 
 
-def test_an_open_strategy_is_planned_runs_as_planned_and_trains_to_the_same_numbers(cluster: pipesvc.Client) -> None:
+def test_a03_an_open_strategy_is_planned_runs_so_and_trains_to_the_same_numbers(cluster: pipesvc.Client) -> None:
     asked = _job(boundaries="auto", schedule="auto")
     planned = cluster.plan(asked)
     assert planned.report.step_s > 0
@@ -93,7 +93,7 @@ def test_what_a_comparison_waits_for_is_told(cluster: pipesvc.Client) -> None:
     assert any("measuring" in what for what in told)
 
 
-def test_the_commands_write_a_plan_that_submit_takes(tmp_path: Path) -> None:
+def test_a03_the_commands_write_a_plan_that_submit_takes(tmp_path: Path) -> None:
     (tmp_path / "planned.py").write_text(_FILE)
     with LocalCluster(num_workers=2, num_threads=1, state_dir=tmp_path / "state") as client:
         environment = os.environ | {

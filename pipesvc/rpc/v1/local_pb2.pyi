@@ -215,18 +215,20 @@ class DataMisfit(_message.Message):
     def __init__(self, error: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., layer: _Optional[int] = ...) -> None: ...
 
 class Inspected(_message.Message):
-    __slots__ = ("layers", "misfit", "is_trying", "flow_json", "no_flow")
+    __slots__ = ("layers", "misfit", "is_trying", "flow_json", "no_flow", "state_per_gradient")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MISFIT_FIELD_NUMBER: _ClassVar[int]
     IS_TRYING_FIELD_NUMBER: _ClassVar[int]
     FLOW_JSON_FIELD_NUMBER: _ClassVar[int]
     NO_FLOW_FIELD_NUMBER: _ClassVar[int]
+    STATE_PER_GRADIENT_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[LayerInfo]
     misfit: DataMisfit
     is_trying: bool
     flow_json: str
     no_flow: _types_pb2.ErrorReport
-    def __init__(self, layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ..., misfit: _Optional[_Union[DataMisfit, _Mapping]] = ..., is_trying: _Optional[bool] = ..., flow_json: _Optional[str] = ..., no_flow: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ...) -> None: ...
+    state_per_gradient: float
+    def __init__(self, layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ..., misfit: _Optional[_Union[DataMisfit, _Mapping]] = ..., is_trying: _Optional[bool] = ..., flow_json: _Optional[str] = ..., no_flow: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., state_per_gradient: _Optional[float] = ...) -> None: ...
 
 class BatchAnnounced(_message.Message):
     __slots__ = ("step", "epoch", "shares", "rows", "kind", "weight")

@@ -47,7 +47,7 @@ def _refusal(tmp_path: Path, document: object) -> str:
     return text
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_a03_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert _read(tmp_path, plan_file_text(STRATEGY, REPORT)) == STRATEGY
     assert pipesvc.read_plan is read_plan
 
@@ -78,7 +78,7 @@ def test_estimates_stand_in_the_file_and_are_not_read(tmp_path: Path) -> None:
     assert _read(tmp_path, document) == STRATEGY
 
 
-def test_an_edit_is_what_is_read(tmp_path: Path) -> None:
+def test_a03_an_edit_is_what_is_read(tmp_path: Path) -> None:
     edited = _read(tmp_path, _document(boundaries=[3], in_flight=None, placement={}, schedule="gpipe"))
     assert edited == Strategy(micro_batches=8, boundaries=(3,), schedule="gpipe")
 

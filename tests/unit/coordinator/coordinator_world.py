@@ -110,6 +110,7 @@ class World:
         self.num_steps = num_steps
         self.num_layers = num_layers
         self.layer_bytes = 0  # of weights, and as much of gradients
+        self.state_per_gradient = 0.0
         self.workers: dict[str, SimulatedWorker] = {}
         self.commands: list[events.Command] = []
         self.holds_merges = self.holds_conclusions = False
@@ -226,13 +227,13 @@ class World:
         if role == types_pb2.ROLE_INSPECTOR:
             size, names = self.layer_bytes, map(str, range(self.num_layers))
             layers = [local_pb2.LayerInfo(name=name, parameter_bytes=size, gradient_bytes=size) for name in names]
-            trying = local_pb2.Inspected(layers=layers, is_trying=True)
+            trying = local_pb2.Inspected(layers=layers, is_trying=True, state_per_gradient=self.state_per_gradient)
             self._report(worker, run_id, role, "trying", local_pb2.FromChild(inspected=trying))
             if worker.name in self.dies_trying_on:
                 died = types_pb2.ErrorReport(code=ErrorCode.CHILD_DIED.value, message="killed by SIGILL")
                 return self._report(worker, run_id, role, "failed", local_pb2.FromChild(failed=died))
             misfit = self.misfit if self.misfit_on is None or worker.name in self.misfit_on else None
-            inspected = local_pb2.Inspected(layers=layers, misfit=misfit)
+            inspected = local_pb2.Inspected(layers=layers, misfit=misfit, state_per_gradient=self.state_per_gradient)
             return self._report(worker, run_id, role, "inspected", local_pb2.FromChild(inspected=inspected))
         worker.plan, worker.applied, worker.unsaved = Plan.from_json(assignment.plan_json), {}, set()
         self._report(worker, run_id, role, "ready", local_pb2.FromChild(ready=local_pb2.Ready()))

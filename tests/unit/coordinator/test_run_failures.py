@@ -39,6 +39,19 @@ def test_p04_weights_beyond_what_a_worker_said_it_has_are_refused_before_anythin
     ]
 
 
+def test_p04_a_plain_submit_is_refused_where_only_the_state_of_the_optimizer_is_too_much() -> None:
+    world = World(num_layers=4)
+    world.layer_bytes = 2048
+    world.state_per_gradient = 2.0  # Adam's
+    small = make_registration("b")
+    small.memory_bytes = small.memory_limit_bytes = 15 * 1024
+    world.add_worker("a")
+    world.add_worker("b", small)
+    error = world.submit().error
+    assert (world.state(), error.code) == ("FAILED", "INVALID_PLAN")
+    assert "4.0 KiB gradients + 8.0 KiB optimizer state = 16.0 KiB of 15.0 KiB" in error.message
+
+
 def test_a_real_failure_ends_the_run_at_once_with_its_place() -> None:
     world = stuck_world()
     world.fail_child("b", ErrorCode.STAGE_FAILED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,6 +52,13 @@ def test_p04_weights_gradients_and_buffers_alone_must_fit_without_any_measuremen
     assert error.details.advice == "Put fewer layers there, or place them on a worker with more memory."
     make(heavy(4), workers(7680), **changes)
     make(heavy(4), workers(0), **changes)
+
+
+def test_p04_the_state_of_the_optimizer_counts_where_it_is_known() -> None:
+    layers = [replace(layer, optimizer_bytes=2048) for layer in heavy(4)]
+    error = refusal(layers, [WorkerInfo(name="a", memory_bytes=17 * 1024)], is_pipelined=False)
+    assert "4.0 KiB gradients + 8.0 KiB optimizer state + 2.0 KiB buffers = 18.0 KiB of 17.0 KiB" in str(error)
+    make(heavy(4), [WorkerInfo(name="a", memory_bytes=17 * 1024)], is_pipelined=False)
 
 
 def test_stages_on_one_device_must_fit_together() -> None:

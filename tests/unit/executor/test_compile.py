@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +20,15 @@ from tests.unit.executor.network import Batch, JobSetup, PlainRun, Setup, batch_
 # torch's own import of its compiler warns.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 TOLERANCE = 1e-5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_threads_that_stay() -> Iterator[None]:
+    """The compiler keeps a pool of threads for ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # read at its import
+        importlib.import_module("torch._inductor.config")
+        yield
 
 
 class Block(nn.Module):

@@ -75,6 +75,13 @@ def test_a_module_has_units_and_a_flow_for_any_number_of_stages(port: MemoryPort
     assert list(transfers(flow, (1, 3, 4))) == [(0, 1), (0, 2), (1, 2)]
 
 
+def test_the_state_of_the_optimizer_is_told(port: MemoryPort) -> None:
+    job = make_job()
+    assert inspected(port, job).state_per_gradient == 0
+    job.optimizer.target = "torch.optim:AdamW"
+    assert inspected(port, job).state_per_gradient == 2
+
+
 def test_the_inputs_of_a_flow_are_in_the_order_of_the_batch(port: MemoryPort) -> None:
     found = inspected(port, make_job(source="named_rows"))
     assert from_json(found.flow_json).input_users == {"bias": (3,), "x": (0,)}
