@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Final, Literal
 
 from pipesvc.client.gantt import KIND_NAMES
-from pipesvc.client.job import ScheduleFile, Strategy
+from pipesvc.client.job import Job, ScheduleFile
 from pipesvc.core.actions import EVALUATING, Action, ActionKind
 from pipesvc.core.costs import Costs
 from pipesvc.core.plan import Plan
@@ -84,14 +84,16 @@ def check_same_rows(costs: Costs, plan: Plan, num_rows: int) -> None:
         )
 
 
-def differences(strategy: Strategy, plan: Plan) -> list[str]:
-    """What a strategy says otherwise than this plan, each with both values; what it leaves open differs in nothing."""
+def differences(job: Job, plan: Plan) -> list[str]:
+    """What a job says otherwise than this plan, each with both values; what it leaves open differs in nothing."""
+    strategy = job.strategy
     own = strategy.schedule
     schedule, text = (FILE, own.text) if isinstance(own, ScheduleFile) else (own, "")
     names = [stage.layer_names[0] for stage in plan.stages[1:]]
     is_by_index = any(isinstance(each, int) for each in strategy.boundaries)
     first_layers = [stage.first_layer for stage in plan.stages[1:]] if is_by_index else names
-    said: list[tuple[str, object, object]] = [("micro_batches", strategy.micro_batches, plan.micro_batches)]
+    num_micro_batches = strategy.micro_batches * job.accumulate
+    said: list[tuple[str, object, object]] = [("micro_batches", num_micro_batches, plan.micro_batches)]
     if not strategy.has_open_schedule:
         said.append(("schedule", schedule.lower(), plan.schedule.lower()))
         said.append(("in_flight", strategy.in_flight or 0, plan.in_flight))

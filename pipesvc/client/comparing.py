@@ -23,10 +23,10 @@ def compare_run(client: Client, job: Job, run_id: str, *, is_planned: bool, on_e
     check_is_job(job)
     run = client.attach(run_id)
     plan = run.plan()
-    if is_planned and (found := differences(job.strategy, plan)):
+    if is_planned and (found := differences(job, plan)):
         message = f"the run {run_id} has another plan: {'; '.join(found)}"
         raise PipesvcError(ErrorCode.INVALID_PLAN, message, advice="Compare it without the plan file.")
-    known = client.profile(measurable(job, plan.micro_batches), on_event=on_event)
+    known = client.profile(measurable(job, max(1, plan.micro_batches // job.accumulate)), on_event=on_event)
     if num_rows := _num_rows(run):
         check_same_rows(known.costs, plan, num_rows)
     with doubting(known.are_kept):

@@ -157,7 +157,12 @@ def test_rows_of_another_size_are_refused_and_those_of_the_run_are_not() -> None
     ],
 )
 def test_what_a_strategy_says_otherwise_than_a_plan_is_named(asked: dict[str, Any], said: list[str]) -> None:
-    assert differences(job(**asked).strategy, PLANNED.plan) == said
+    assert differences(job(**asked), PLANNED.plan) == said
+
+
+def test_a_plan_has_the_micro_batches_of_all_mini_batches_of_a_step() -> None:
+    assert differences(replace(job(micro_batches=2), accumulate=2), PLANNED.plan) == []
+    assert differences(replace(job(), accumulate=2), PLANNED.plan) == ["micro_batches is 8 and was 4"]
 
 
 def test_another_text_of_a_schedule_file_is_another_plan(tmp_path: Path) -> None:
@@ -165,7 +170,7 @@ def test_another_text_of_a_schedule_file_is_another_plan(tmp_path: Path) -> None
     csv.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
     asked = job(micro_batches=2, boundaries=(3,), schedule=ScheduleFile(csv))
     planned = plan_job(asked, costs(device("a"), device("b")), crew("a", "b"))
-    assert differences(asked.strategy, planned.plan) == []
+    assert differences(asked, planned.plan) == []
     csv.write_text("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n")
     other = replace(asked.strategy, schedule=ScheduleFile(csv))
-    assert differences(other, planned.plan) == ["the text of the schedule file is another"]
+    assert differences(replace(asked, strategy=other), planned.plan) == ["the text of the schedule file is another"]

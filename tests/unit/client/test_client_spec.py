@@ -21,6 +21,7 @@ from pipesvc.client.job import (
     Strategy,
     StreamSource,
 )
+from pipesvc.client.predicting import prediction_job
 from pipesvc.client.spec import make_submission
 from pipesvc.rpc.v1 import job_pb2
 
@@ -271,3 +272,13 @@ def test_several_optimizers_travel_with_their_patterns(user: object) -> None:
         ("0.*", "torch.optim:SparseAdam", ""),
         ("*", "torch.optim:SGD", "spec_user_module:rule"),
     ]
+
+
+def test_a_prediction_has_nothing_that_updates(user: object) -> None:
+    trained = dataclasses.replace(_full_job(user), clip_norm=None, clip_value=0.5)
+    job = prediction_job(trained, [torch.zeros(2, 8)], None, None)
+    spec = make_submission(job, is_prediction=True).spec
+    for name in ("optimizer", "loss", "weight", "scheduler", "grad_scaler", "evaluation"):
+        assert not spec.HasField(name), name  # type: ignore[arg-type]
+    assert (len(spec.optimizers), spec.accumulate, spec.clip_norm, spec.clip_value) == (0, 1, 0.0, 0.0)
+    assert spec.autocast == make_submission(trained).spec.autocast != job_pb2.AUTOCAST_UNSPECIFIED

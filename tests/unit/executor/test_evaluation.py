@@ -14,8 +14,10 @@ from pipesvc.core import split
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model.calling import arguments_of
 from pipesvc.rpc.v1 import local_pb2
+from pipesvc.worker.executor.optimizing import SchedulerChoice
 from pipesvc.worker.executor.passes import EvalMode
 from pipesvc.worker.executor.routes import label_link
+from pipesvc.worker.executor.scaling import ScalerSettings
 from tests.unit.executor import modules
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_plain as train_module
@@ -143,6 +145,30 @@ def test_n19_dropout_and_batch_norm_train_as_without_evaluations(owners: str) ->
         model.load_state_dict(train_plain(setup, batches[:number])[1])
         model.eval()
         assert found == plain_numbers(model, [loss, spread], data)
+
+
+@pytest.mark.parametrize("is_by_epoch", [False, True])
+def test_evaluations_are_cast_and_touch_neither_schedulers_nor_scaler(is_by_epoch: bool) -> None:
+    """Epochs have four steps, and an evaluation says none."""
+    loss = torch.nn.functional.cross_entropy
+    setup = MeasuringSetup(
+        make_layers=noisy_layers,
+        cuts=(2,),
+        loss=loss,
+        autocast=torch.bfloat16,
+        scaler=ScalerSettings(init_scale=1024.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2),
+        scheduler=SchedulerChoice(
+            make=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5), is_by_epoch=is_by_epoch
+        ),
+    )
+    batches, data = random_batches(6, 4), random_batches(2, 3)
+    *_, last = train_with_evaluations(setup, batches, data)
+    torch.manual_seed(SEED)
+    model = nn.Sequential(*noisy_layers())
+    model.load_state_dict(train_plain(setup, batches)[1])
+    model.eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert last == plain_numbers(model, [loss, spread], data)
 
 
 class MeasuringSetup(Setup):

@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.model.recompute import Recompute
 from pipesvc.rpc.v1 import job_pb2
 from pipesvc.worker.executor import precision
 from pipesvc.worker.executor.deciding import Decider, Decision, Report
@@ -82,6 +83,24 @@ def test_autocast_in_a_module_that_is_replayed(parts: int, dtype: torch.dtype) -
     }
     losses = train_both_modules(ModuleSetup(**options, autocast=dtype, scaler=scaler()), batches).losses
     assert losses != train_both_modules(ModuleSetup(**options), batches).losses
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+def test_autocast_and_scaler_with_recomputation_and_split_backwards(schedule: str, dtype: torch.dtype) -> None:
+    """What is recomputed is cast as in the forward; gradients are unscaled after the last W."""
+    setup = Setup(
+        make_layers=branching_layers,
+        cuts=CUTS[3],
+        loss=cross_entropy,
+        make_optimizer=OPTIMIZERS["adamw"],
+        schedule=schedule,
+        recompute=Recompute(is_all=True),
+        autocast=dtype,
+        scaler=scaler(),
+        clip_norm=0.1,
+    )
+    train_both(setup, make_batches(4))
 
 
 class _Trap(torch.autograd.Function):
