@@ -42,4 +42,4 @@ def _kept(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], shape: tu
     parameter.grad = torch.zeros(shape)
     optimizer = make([parameter])
     optimizer.step()
-    return optimizer_bytes(optimizer), num_bytes([parameter.grad])
+    return optimizer_bytes([optimizer]), num_bytes([parameter.grad])

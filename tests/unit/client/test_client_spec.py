@@ -279,6 +279,6 @@ def test_a_prediction_has_nothing_that_updates(user: object) -> None:
     job = prediction_job(trained, [torch.zeros(2, 8)], None, None)
     spec = make_submission(job, is_prediction=True).spec
     for name in ("optimizer", "loss", "weight", "scheduler", "grad_scaler", "evaluation"):
-        assert not spec.HasField(name), name  # type: ignore[arg-type]
+        assert not spec.HasField(name), name
     assert (len(spec.optimizers), spec.accumulate, spec.clip_norm, spec.clip_value) == (0, 1, 0.0, 0.0)
     assert spec.autocast == make_submission(trained).spec.autocast != job_pb2.AUTOCAST_UNSPECIFIED

@@ -56,4 +56,4 @@ def test_it_is_never_more_than_a_model_needs(name: str) -> None:
     model(torch.ones(2, 3, 5, 5)).sum().backward()
     optimizer.step()
     gradients = num_bytes(each.grad for each in model.parameters())
-    assert state_per_gradient(make) * gradients <= optimizer_bytes(optimizer)
+    assert state_per_gradient(make) * gradients <= optimizer_bytes([optimizer])
