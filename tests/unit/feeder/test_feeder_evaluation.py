@@ -74,6 +74,7 @@ def test_n19_the_training_data_draws_what_it_would_draw_without_an_evaluation() 
             bench.until(lambda: bench.has_announced(1))
             between(bench)
             for step in (1, 2):
+                bench.until(partial(bench.has_announced, step))
                 bench.issue(step)
                 bench.until(partial(_arrived, bench, found, 4 * step))
             return [float(value) for each in found for value in each.value().flatten()]
