@@ -69,9 +69,8 @@ def stage_costs(costs: Costs, *, boundaries: Sequence[int], devices: Sequence[in
     """The stages of a partition: `boundaries` has the first layer of each stage after the first, `devices` the index
     in `costs.devices` of each stage's device.
 
-    Of a parameter that several layers of a list share, each layer has measured gradient and optimizer state, so for a
-    stage that does not own it they are more than it will hold. Of a module, the first user has, and a copy is its
-    weights and a gradient.
+    Of a parameter that several layers or units share, the first one has measured gradient and optimizer state; a copy
+    on another stage is its weights and a gradient.
     """
     edges = [0, *boundaries, len(costs.layers)]
     ends, flow = edges[1:], costs.flow
@@ -83,7 +82,7 @@ def stage_costs(costs: Costs, *, boundaries: Sequence[int], devices: Sequence[in
         replace(
             stage,
             weight_bytes=stage.weight_bytes + copy_bytes(ties, index),
-            gradient_bytes=stage.gradient_bytes + (copy_gradient_bytes(ties, index) if flow else 0),
+            gradient_bytes=stage.gradient_bytes + copy_gradient_bytes(ties, index),
         )
         for index, stage in enumerate(stages)
     ]

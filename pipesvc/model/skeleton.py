@@ -97,11 +97,6 @@ def whole(build: Build, seed: int) -> list[NamedLayer]:
     return layers
 
 
-def build_range(build: Build, seed: int, first: int, end: int) -> list[NamedLayer]:
-    """Layers `first` up to `end` (exclusive) only, bit-equal to the same layers of `whole(build, seed)`."""
-    return build_layers(build, seed, range(first, end))[first:end]
-
-
 def build_layers(build: Build, seed: int, owned: Collection[int]) -> list[NamedLayer]:
     """All layers: those at the indices `owned` as `whole` gives them, the others as shapes alone (meta).
 

@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from pipesvc.core.ties import Tie
 from pipesvc.model.deferral import Deferral
+from pipesvc.model.sequence import SharedBy
 from pipesvc.worker.data_trial import parcel_of
 from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.optimizing import MakeUpdates, Updates
 from pipesvc.worker.executor.parameter_groups import Named
 from pipesvc.worker.executor.program import Parcels
-from pipesvc.worker.executor.sequence_program import SequenceProgram
+from pipesvc.worker.executor.sequence_program import SequenceProgram, TiedLayers
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.profiler import kept_bytes
@@ -75,9 +77,19 @@ class Stopwatch:
         self._skips_s.append(self.began_s - started_s)
 
 
+def copies_at(index: int, shared: Mapping[str, SharedBy]) -> TiedLayers:
+    """What this layer holds that an earlier one owns. Nothing is sent while it is measured, as of a frozen one."""
+    held = {name: each for name, each in shared.items() if index in each.layers[1:]}
+    ties = [
+        Tie(name=name, stages=(each.layers[0], index), num_bytes=0, is_trained=False) for name, each in held.items()
+    ]
+    return TiedLayers(ties=ties, shared=held)
+
+
 def try_layer(
     spec: StageSpec,
     layer: tuple[str, nn.Module],
+    copies: TiedLayers,
     make_updates: MakeUpdates,
     inputs: Parcel,
     labels: Parcel | None,
@@ -89,13 +101,14 @@ def try_layer(
     """Measure within about `budget_s`, or with one repeat where that takes longer.
 
     `carried` is that of the layer before: a tensor between two layers that both keep it counts for the first one. What
-    a stage receives from another host, and its output, are held too; their bytes are known and not counted here.
+    a stage receives from another host, and its output, are held too; their bytes are known and not counted here. Nor
+    are gradient and state of what an earlier layer owns (`copies`).
     """
 
     def make(own: Named) -> Updates:
         return at_rest(make_updates(own))
 
-    stage = Stage(spec, SequenceProgram(spec, (layer,)), make)
+    stage = Stage(spec, SequenceProgram(spec, (layer,), copies), make)
     before, after = spec.index - 1, spec.index + 1
     fresh = {before: copied(inputs)}
     with kept_bytes.watching_saves(layer[1]) as saved:
@@ -107,7 +120,7 @@ def try_layer(
     given = fresh, labels, gradients, num_micro_batches
     forward_s, backward_s, _ = time_passes(stage, *given, budget_s / 2)
     split = replace(spec, splits_backward=True)
-    program = SequenceProgram(split, (layer,))
+    program = SequenceProgram(split, (layer,), copies)
     halves_s = time_halves(Stage(split, program, make), program.deferral, *given, budget_s / 2) or (backward_s, 0.0)
     kept = saved.keys() | carried
     return LayerTrial(

@@ -27,6 +27,7 @@ from pipesvc.worker.executor.main import device_of
 from pipesvc.worker.executor.optimizing import make_updates
 from pipesvc.worker.executor.parameter_groups import allot
 from pipesvc.worker.executor.precision import autocast_dtype
+from pipesvc.worker.executor.sequence_program import TiedLayers
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.feeder.batches import CutStep
 from pipesvc.worker.forward_inspection import followed, skeleton_of
@@ -34,7 +35,7 @@ from pipesvc.worker.inspector import is_one_stage, layer_message
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.profiler import kept_bytes
 from pipesvc.worker.profiler.groups import Group, groups
-from pipesvc.worker.profiler.layer_trial import LayerTrial, try_layer
+from pipesvc.worker.profiler.layer_trial import LayerTrial, copies_at, try_layer
 from pipesvc.worker.profiler.link_trial import LinkTrials
 from pipesvc.worker.profiler.module_trial import PieceTrial, PieceTrials, info_of, pieces_of
 from pipesvc.worker.profiler.unit_profiles import add_units
@@ -90,11 +91,11 @@ class _Measuring:
             self._measure_units(found, self._flow, value, labels, device)
             return found
         carried: frozenset[int] = frozenset()
-        for index, (layer_name, layer) in self._built():
+        for index, (layer_name, layer), copies in self._built():
             self._progress.busy(f"measuring layer {index + 1} of {len(self._layers)} on {name}")
             is_last = index + 1 == len(self._layers)
             trial = self._try(
-                index, (layer_name, layer.to(device)), value, labels if is_last else None, carried, device
+                index, (layer_name, layer.to(device)), copies, value, labels if is_last else None, carried, device
             )
             if found.layers:
                 found.layers[-1].output_gradient_bytes = trial.input_gradient_bytes
@@ -107,6 +108,7 @@ class _Measuring:
         self,
         index: int,
         layer: tuple[str, nn.Module],
+        copies: TiedLayers,
         value: Parcel,
         labels: Parcel | None,
         carried: frozenset[int],
@@ -116,6 +118,7 @@ class _Measuring:
             return try_layer(
                 self._spec(index, len(self._layers), device),
                 layer,
+                copies,
                 partial(make_updates, self._allotments, None, where=self._where),
                 value,
                 labels,
@@ -181,19 +184,23 @@ class _Measuring:
             del model
         add_units(found, flow, pieces, measured)
 
-    def _built(self) -> Iterator[tuple[int, tuple[str, nn.Module]]]:
-        """Each layer with its index, as a run builds it; the generator holds no layer that it has given."""
+    def _built(self) -> Iterator[tuple[int, tuple[str, nn.Module], TiedLayers]]:
+        """Each layer with its index, as a run builds it, and what it holds of earlier layers' parameters; the generator
+        holds no layer that it has given."""
         for group in groups(self._layers, whole=is_one_stage(self._job)):
             self._progress.busy(f"building layers {group.first + 1} to {group.end} of {len(self._layers)}")
             with malloc.while_building():
                 built = self._told(partial(self._group, group))
             for index in range(group.first, group.end):
-                yield index, built.pop(0)
+                yield index, *built.pop(0)
 
-    def _group(self, group: Group) -> list[tuple[str, nn.Module]]:
+    def _group(self, group: Group) -> list[tuple[sequence.NamedLayer, TiedLayers]]:
         if is_one_stage(self._job):
-            return skeleton.whole(self._build, self._job.seed)
-        return skeleton.build_range(self._build, self._job.seed, group.first, group.end)
+            layers = skeleton.whole(self._build, self._job.seed)
+        else:
+            layers = skeleton.build_layers(self._build, self._job.seed, range(group.first, group.end))
+        shared = sequence.shared_parameters(layers)
+        return [(layers[index], copies_at(index, shared)) for index in range(group.first, group.end)]
 
     def _told(self, build: Callable[[], Any]) -> Any:
         try:

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from pipesvc.model.sequence import shared_parameters
-from pipesvc.model.skeleton import build_layers, build_range, whole
+from pipesvc.model.skeleton import build_layers, whole
+from tests.unit.model.ranges import build_range
 
 SEED = 7
 

@@ -38,6 +38,13 @@ def build() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Linear(4, 2))
 
 
+def tied() -> nn.Sequential:
+    """The second layer has the weight of the first one, and a bias of its own."""
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    return nn.Sequential(first, second, nn.Linear(3, 2))
+
+
 def sleepy() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), Pause(), nn.Linear(4, 2))
 

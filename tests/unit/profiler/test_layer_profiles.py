@@ -42,6 +42,20 @@ def test_bytes_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.layers[1].input_backward_s == found.layers[1].backward_s
 
 
+def test_what_an_earlier_layer_owns_counts_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of one layer: the owner is on shapes alone while the copy is measured."""
+    monkeypatch.setattr(groups, "GROUP_BYTES", 1)
+    found = profiled(make_job("tied", optimizer="Adam"), monkeypatch)
+    weights = [(3 * 3 + 3) * FLOAT, 3 * FLOAT, (3 * 2 + 2) * FLOAT]
+    assert [each.layer.parameter_bytes for each in found.layers] == weights
+    assert column(found, "gradient_bytes") == weights
+    assert column(found, "optimizer_bytes") == [
+        2 * weights[0] + 2 * FLOAT,
+        2 * weights[1] + FLOAT,
+        2 * weights[2] + 2 * FLOAT,
+    ]
+
+
 @pytest.mark.parametrize(
     ("is_sparse", "gradient_bytes"), [(False, 10 * 4 * FLOAT), (True, 2 * 16 * (4 * FLOAT + LONG))]
 )
@@ -79,13 +93,13 @@ def test_weights_are_measured_as_they_were_built(monkeypatch: pytest.MonkeyPatch
     """Hundreds of updates of a layer must not change what it computes."""
     kept: list[torch.nn.Module] = []
 
-    def build_range(build: Any, seed: int, first: int, end: int) -> Any:
-        layers = real(build, seed, first, end)
-        kept.extend(layer for _, layer in layers)
+    def build_layers(build: Any, seed: int, owned: range) -> Any:
+        layers = real(build, seed, owned)
+        kept.extend(layers[index][1] for index in owned)
         return layers
 
-    real = skeleton.build_range
-    monkeypatch.setattr(skeleton, "build_range", build_range)
+    real = skeleton.build_layers
+    monkeypatch.setattr(skeleton, "build_layers", build_layers)
     profiled(make_job("build", optimizer="Adam"), monkeypatch)
     whole = [layer for _, layer in skeleton.whole(profiled_code.build, 11)]
     for ours, plain in zip(kept, whole, strict=True):
