@@ -13,8 +13,8 @@ from typing import Final
 
 from pipesvc.core.costs import Costs, DeviceCost
 
-# Orders of workers that are tried: all of four.
-_MAX_ORDERS: Final = 24
+# Workers of which all orders are tried, with a search for each. Of more, the one in which they are given.
+_MAX_ORDERED: Final = 4
 
 
 def repeated(costs: Costs, places: Mapping[str, str], *, shares_memory: bool) -> Costs:
@@ -68,7 +68,7 @@ def shared_places(homes: Sequence[int], wishes: Mapping[str, str], costs: Costs)
         return
     free = [worker for worker in device_of if worker not in given.values()]
     open_homes = [home for home in range(max(homes) + 1) if home not in given]
-    for order in islice(permutations(free, len(open_homes)), _MAX_ORDERS):
+    for order in islice(permutations(free, len(open_homes)), None if len(free) <= _MAX_ORDERED else 1):
         worker_of = given | dict(zip(open_homes, order, strict=True))
         yield {label: f"{worker_of[home]}/{device_of[worker_of[home]]}" for label, home in home_of.items()}
 

@@ -13,6 +13,7 @@ from pipesvc.coordinator.fleet import Fleet, Member
 from pipesvc.coordinator.limits import PROBE_TIMEOUT_S, STOP_GRACE_S
 from pipesvc.coordinator.reach import Ask, News
 from pipesvc.coordinator.run_record import RunRecord, without_first
+from pipesvc.core.memory import slot_parcels
 from pipesvc.core.planner import dry_run
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
 
@@ -60,7 +61,7 @@ class Turn:
                 assignment=self._assignment(record, worker, role, num_threads=num_threads),
                 addresses=addresses,
                 link_token=record.link_token,
-                window_parcels=max(2, most_alive),
+                window_parcels=slot_parcels(most_alive),
             )
             self._send(record.crew[worker], start_child=start)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pipesvc.coordinator import events
+from pipesvc.core.memory import slot_parcels
+from pipesvc.core.plan import Plan
+from pipesvc.core.planner import dry_run
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
 from tests.unit.coordinator.coordinator_world import World, make_job, make_registration, two_workers
@@ -69,6 +72,25 @@ def test_every_child_gets_its_plan_the_addresses_and_the_secret() -> None:
     assert executor.assignment.host == "host-of-a"
     assert executor.assignment.num_threads == 2
     assert not starts[0].assignment.plan_json
+
+
+@pytest.mark.parametrize(("schedule", "in_flight", "window"), [("naive", 0, 2), ("GPipe", 0, 8), ("1F1B", 5, 5)])
+def test_f10_the_credit_of_links_is_what_the_memory_of_the_plan_counts(
+    schedule: str, in_flight: int, window: int
+) -> None:
+    """A receiver holds no more than its sender has alive, so a window of the most that any stage has costs nothing."""
+    world = two_workers()
+    job = make_job(micro_batches=8)
+    job.strategy.schedule, job.strategy.in_flight = schedule, in_flight
+    world.submit(job=job)
+    [start] = [
+        message.start_child
+        for message in world.workers["a"].commands("start_child")
+        if message.start_child.assignment.role == types_pb2.ROLE_EXECUTOR
+    ]
+    assert start.window_parcels == window
+    alive = dry_run(Plan.from_json(start.assignment.plan_json))
+    assert max(slot_parcels(each) for each in alive.values()) == window
 
 
 def test_steps_are_issued_in_a_window_of_two() -> None:
