@@ -57,6 +57,8 @@ def allot(choices: Sequence[OptimizerChoice], parameters: Named, where: Where) -
     `parameters` are those of the whole model; of other stages they may be without values. Raises INVALID_JOB where one
     that is trained is taken by none, and where a pattern is left with nothing.
     """
+    if not choices:  # of a prediction, which updates nothing
+        return ()
     taken: list[dict[str, nn.Parameter]] = [{} for _ in choices]
     for name, parameter in parameters.items():
         place = next((place for place, each in enumerate(choices) if fnmatchcase(name, each.pattern)), None)
