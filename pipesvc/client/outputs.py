@@ -24,7 +24,12 @@ _ADVICE = "Give outputs whose first dimension is the row, or predict with micro_
 class _MicroBatch:
     structure: str
     rows: int
+    num_values: int
     leaves: list[Tensor] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.leaves) == self.num_values
 
 
 def batches(responses: Iterable[run_pb2.ReadOutputsResponse]) -> Iterator[tuple[int, Any]]:
@@ -34,15 +39,21 @@ def batches(responses: Iterable[run_pb2.ReadOutputsResponse]) -> Iterator[tuple[
     for response in responses:
         part = response.part
         if not part.offset:
-            data = bytearray(part.total_bytes)
+            data = bytearray()
         if not part.offset and not part.value:
             if not part.micro_batch:  # also of a batch that broke off
                 found = []
-            found.append(_MicroBatch(structure=part.structure, rows=part.rows))
-        data[part.offset : part.offset + len(part.data)] = part.data
-        if part.num_values and part.offset + len(part.data) == part.total_bytes:
+            if found and not found[-1].is_whole:
+                raise _incomplete(part)
+            found.append(_MicroBatch(structure=part.structure, rows=part.rows, num_values=part.num_values))
+        if (part.micro_batch, part.value, part.offset) != (len(found) - 1, found and len(found[-1].leaves), len(data)):
+            raise _incomplete(part)
+        data += part.data
+        if part.num_values and len(data) == part.total_bytes:
             found[-1].leaves.append(_tensor(data, part))
         if response.is_last:
+            if len(found) != part.num_micro_batches or not found[-1].is_whole:
+                raise _incomplete(part)
             yield part.step, _joined(found, part.step)
 
 
@@ -76,6 +87,13 @@ def _cat(parts: list[Tensor], rows: list[int], index: int, step: int) -> Tensor:
         shapes = ", ".join(str(list(part.shape)) for part in parts)
         raise _refusal(f"tensor {index} of its outputs is not of one size in all micro-batches: {shapes}", step)
     return torch.cat(parts)
+
+
+def _incomplete(part: local_pb2.OutputPart) -> PipesvcError:
+    place = f"tensor {part.value} of micro-batch {part.micro_batch}, byte {part.offset}"
+    message = f"the outputs of batch {part.step} came with a gap or twice: at {place}"
+    advice = "Predict again; `pipesvc logs` says whether a worker lost its connection meanwhile"
+    return PipesvcError(ErrorCode.INTERNAL, message, advice=advice, where=Where(step=part.step))
 
 
 def _refusal(what: str, step: int) -> PipesvcError:

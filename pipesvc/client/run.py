@@ -19,8 +19,9 @@ from pipesvc.client.transport import Transport
 from pipesvc.client.watching import ENDED, NO_STEP, Evaluated, PipesvcWarning, Step, failure_of, state_name, watch
 from pipesvc.core.plan import Plan
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.rpc.v1 import local_pb2, run_pb2, types_pb2
+from pipesvc.rpc.v1 import local_pb2, run_pb2
 from pipesvc.wire.links import Link
+from pipesvc.wire.roles import role_name
 from pipesvc.wire.safetensors_stream import names_in
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class Run:
         request = run_pb2.ReadLogsRequest(run_id=self.run_id, follow=follow)
         with closing(self._transport.stream(self._transport.stub.ReadLogs, request)) as lines:
             for line in lines:
-                role = types_pb2.Role.Name(line.role).removeprefix("ROLE_").lower()
+                role = role_name(line.role)
                 yield LogLine(worker=line.worker, role=role, is_stderr=line.is_stderr, line=line.line)
 
     def trace(self) -> list[dict[str, Any]]:

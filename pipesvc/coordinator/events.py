@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipesvc.coordinator.output_events import DropOutputs, OutputsFailed, OutputsTaken, ReaderCame, ReaderWent
+from pipesvc.coordinator.output_events import DropOutputs, FilesFailed, OutputsTaken, ReaderCame, ReaderWent
 from pipesvc.core.costs import Costs
 from pipesvc.rpc.v1 import job_pb2, run_pb2, types_pb2, worker_pb2
 
@@ -149,7 +149,7 @@ Event = (
     | ReaderCame
     | ReaderWent
     | OutputsTaken
-    | OutputsFailed
+    | FilesFailed
     | WarningRaised
     | Ticked
 )

@@ -21,6 +21,28 @@ from pipesvc.rpc.v1 import run_pb2
 
 TAIL_STEPS: Final = 1024
 _BATCH_STEPS: Final = 256
+_BATCH_EVALUATIONS: Final = 256
+
+
+class _Evaluations:
+    """Those that one watcher has not been told, of which some at a time are in memory."""
+
+    def __init__(self, journal: Journal, run_id: str, from_step: int) -> None:
+        self._journal = journal
+        self._run_id = run_id
+        self._next_step = from_step
+        self._read: deque[run_pb2.EvaluationRecord] = deque()
+
+    async def before(self, step: int, evaluated_step: int) -> AsyncIterator[run_pb2.EvaluationRecord]:
+        """Each once, those of the weights after earlier steps than this one; the journal has them up to the other."""
+        while True:
+            if not self._read and self._next_step <= evaluated_step:
+                found = await self._journal.evaluations(self._run_id, self._next_step, _BATCH_EVALUATIONS)
+                self._read.extend(found)
+                self._next_step = found[-1].step + 1 if found else evaluated_step + 1
+            if not self._read or self._read[0].step >= step:
+                return
+            yield self._read.popleft()
 
 
 class Feed:
@@ -58,7 +80,7 @@ class Feed:
         Evaluations come behind their step, that of the step before `from_step` too.
         """
         next_step, seen = max(1, from_step), -1
-        next_evaluation = next_step - 1
+        evaluations = _Evaluations(self._journal, run_id, next_step - 1)
         with self.watching(run_id) as woken:
             while True:
                 woken.clear()
@@ -67,17 +89,13 @@ class Feed:
                 if version != seen and not is_ended:
                     yield run_pb2.WatchRunResponse(run=run)
                 seen = version
-                evaluations: list[run_pb2.EvaluationRecord] = []
-                if run.evaluated_step >= next_evaluation:
-                    evaluations = await self._journal.evaluations(run_id, next_evaluation)
-                    next_evaluation = run.evaluated_step + 1
                 while next_step <= run.num_committed_steps:
                     for record in await self._steps(run_id, next_step):
-                        while evaluations and evaluations[0].step < record.step:
-                            yield run_pb2.WatchRunResponse(evaluation=evaluations.pop(0))
+                        async for evaluation in evaluations.before(record.step, run.evaluated_step):
+                            yield run_pb2.WatchRunResponse(evaluation=evaluation)
                         yield run_pb2.WatchRunResponse(step=record)
                         next_step = record.step + 1
-                for evaluation in evaluations:
+                async for evaluation in evaluations.before(run.evaluated_step + 1, run.evaluated_step):
                     yield run_pb2.WatchRunResponse(evaluation=evaluation)
                 if is_ended:
                     yield run_pb2.WatchRunResponse(run=run)

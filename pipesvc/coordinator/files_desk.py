@@ -43,7 +43,7 @@ class FilesDesk:
             await asyncio.to_thread(self._store.add_output, run_id, part)
         except OSError as error:
             problem = f"the outputs of batch {part.step} could not be stored: {error}"
-            self._tell(output_events.OutputsFailed(run_id=run_id, problem=problem))
+            self._tell(output_events.FilesFailed(run_id=run_id, problem=problem))
 
     async def read_outputs(self, run_id: str, from_step: int) -> AsyncIterator[run_pb2.ReadOutputsResponse]:
         """Each batch as it comes, until the run has ended."""
@@ -101,12 +101,16 @@ class FilesDesk:
         source = job.weights
         if not job.HasField("weights"):
             return
-        if source.run_id:
-            self._machine.run(source.run_id)
-        if not self._store.has_source(source):
-            what = f"run {source.run_id} has no weights" if source.run_id else "the file with the weights is not here"
-            advice = "Wait for the end of that run" if source.run_id else "Send it by UploadWeights first"
-            raise PipesvcError(ErrorCode.WEIGHTS_NOT_READY, what, advice=advice)
+        state = self._machine.run(source.run_id).state if source.run_id else None
+        if self._store.has_source(source):
+            return
+        if state is None:
+            what, advice = "the file with the weights is not here", "Send it again: submit the job once more"
+        elif state in ENDED_STATES:
+            what, advice = f"run {source.run_id} ended without weights", "Name a run that has some, or a file"
+        else:
+            what, advice = f"run {source.run_id} has no weights yet", "Wait for the end of that run"
+        raise PipesvcError(ErrorCode.WEIGHTS_NOT_READY, what, advice=advice)
 
     async def upload(self, requests: AsyncIterator[run_pb2.UploadWeightsRequest]) -> bool:
         """Store a file under its hash; True: it was here."""
@@ -115,7 +119,7 @@ class FilesDesk:
             async for request in requests:
                 if draft is None:
                     sha256 = request.sha256
-                    if self._store.has_source(job_pb2.WeightsSource(sha256=sha256)):
+                    if self._store.sources.renew(sha256):
                         return True
                     draft = await asyncio.to_thread(self._store.sources.begin)
                 digest.update(request.data)

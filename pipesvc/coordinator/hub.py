@@ -79,6 +79,7 @@ class Hub:
         async with self._admission:
             if self.machine.find(run_id, job) is not None:
                 return
+            self.files.check(job)
             now_s = self.now_s()
             await admit(self._journal, self.store, run_id, job, bundle, now_s)
             self._queue(run_id, job, now_s)
@@ -156,7 +157,7 @@ class Hub:
             piece = await self.files.piece(report.run_id, report.report.read_weights)
         except OSError as error:
             problem = f"the weights cannot be read: {error}"
-            self.tell(output_events.OutputsFailed(run_id=report.run_id, problem=problem))
+            self.tell(output_events.FilesFailed(run_id=report.run_id, problem=problem))
             return
         if piece is not None:
             session.outbox.put(weights_message(report.run_id, report.role, piece))

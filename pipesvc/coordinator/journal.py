@@ -165,10 +165,10 @@ class Journal:
             for step, epoch, loss, num_rows, committed_unix_ns in rows
         ]
 
-    async def evaluations(self, run_id: str, from_step: int) -> list[run_pb2.EvaluationRecord]:
+    async def evaluations(self, run_id: str, from_step: int, max_records: int) -> list[run_pb2.EvaluationRecord]:
         """In order, those of the weights after this step or a later one."""
-        sql = "SELECT record FROM evaluations WHERE run_id = ? AND step >= ? ORDER BY step"
-        rows = await self._ask(lambda db: db.execute(sql, (run_id, from_step)).fetchall())
+        sql = "SELECT record FROM evaluations WHERE run_id = ? AND step >= ? ORDER BY step LIMIT ?"
+        rows = await self._ask(lambda db: db.execute(sql, (run_id, from_step, max_records)).fetchall())
         return [run_pb2.EvaluationRecord.FromString(record) for (record,) in rows]
 
     # --- the thread -------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from pipesvc.coordinator.events import (
 )
 from pipesvc.coordinator.failures import failure, lost
 from pipesvc.coordinator.fleet import Fleet, Loss, Member
-from pipesvc.coordinator.output_events import OutputsFailed, OutputsTaken, ReaderCame, ReaderWent
+from pipesvc.coordinator.output_events import FilesFailed, OutputsTaken, ReaderCame, ReaderWent
 from pipesvc.coordinator.outputs import Outputs
 from pipesvc.coordinator.profile_machine import ProfileMachine
 from pipesvc.coordinator.run_machine import RunMachine
@@ -146,7 +146,7 @@ class Machine:
             case ProfileAbandoned():
                 if (asked := self._profiles.get(event.profile_id)) is not None:
                     asked.abandon(turn)
-            case RunCancelled() | WeightsMerged() | RunConcluded() | OutputsFailed():
+            case RunCancelled() | WeightsMerged() | RunConcluded() | FilesFailed():
                 self._tell_run(event, turn)
             case ReaderCame() | ReaderWent() | OutputsTaken():
                 if (record := self.record(event.run_id)) is not None:
@@ -166,7 +166,7 @@ class Machine:
         if member is not None and not is_known:
             turn.probe(self.fleet.reach.joined(member, self.fleet.available, turn.now_s))
 
-    def _tell_run(self, event: RunCancelled | WeightsMerged | RunConcluded | OutputsFailed, turn: Turn) -> None:
+    def _tell_run(self, event: RunCancelled | WeightsMerged | RunConcluded | FilesFailed, turn: Turn) -> None:
         live = self._live.get(event.run_id)
         if live is None:
             return
@@ -177,7 +177,7 @@ class Machine:
                 live.weights_merged(turn, step=event.step, problem=event.problem)
             case RunConcluded():
                 live.concluded(event.problem)
-            case OutputsFailed():
+            case FilesFailed():
                 live.fail(turn, failure(ErrorCode.INTERNAL, event.problem, advice="Look at the coordinator's disk"))
 
     def _submit(self, event: RunSubmitted, turn: Turn) -> None:

@@ -28,8 +28,8 @@ class OutputsTaken:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutputsFailed:
-    """Outputs could not be stored."""
+class FilesFailed:
+    """Outputs could not be stored, or weights to begin with not be read."""
 
     run_id: str
     problem: str

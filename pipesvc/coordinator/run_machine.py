@@ -27,13 +27,14 @@ from pipesvc.coordinator.limits import (
 from pipesvc.coordinator.outputs import Outputs
 from pipesvc.coordinator.planning import plan_for, plan_warnings, unreachable
 from pipesvc.coordinator.run_record import STATES, Child, Phase, RunRecord
-from pipesvc.coordinator.run_view import ended_message, role_name
+from pipesvc.coordinator.run_view import ended_message
 from pipesvc.coordinator.step_ledger import StepLedger
 from pipesvc.coordinator.turn import Turn
 from pipesvc.core.fingerprints import fingerprint_warnings
 from pipesvc.core.placement import MissingWorkers
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import local_pb2, run_pb2, types_pb2
+from pipesvc.wire.roles import role_name
 
 _WORKING = (Phase.BUILDING, Phase.RUNNING, Phase.SAVING)
 _ENDING = (Phase.STOPPING, Phase.CONCLUDING, Phase.ENDED)

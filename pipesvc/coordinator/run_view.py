@@ -15,7 +15,8 @@ from pipesvc.coordinator.reach import Unreached
 from pipesvc.coordinator.run_record import Phase, RunRecord
 from pipesvc.core.plan import Plan
 from pipesvc.errors import ErrorCode
-from pipesvc.rpc.v1 import run_pb2, types_pb2
+from pipesvc.rpc.v1 import run_pb2
+from pipesvc.wire.roles import role_name
 
 
 def run_message(record: RunRecord, *, head: str = "", holder: str = "") -> run_pb2.Run:
@@ -81,10 +82,6 @@ def unreached_message(finding: Unreached) -> run_pb2.Unreached:
 
 def unix_ns(time_s: float) -> int:
     return int(time_s * 1e9)
-
-
-def role_name(role: int) -> str:
-    return types_pb2.Role.Name(role).removeprefix("ROLE_").lower()
 
 
 def worker_of(plan: Plan, stage: int) -> str:

@@ -81,7 +81,6 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
     @_answering
     async def SubmitRun(self, request: run_pb2.SubmitRunRequest, _context: Context) -> run_pb2.SubmitRunResponse:
         check_submission(request.run_id, request.job, request.bundle)
-        self._hub.files.check(request.job)
         run = await self._hub.submit(request.run_id, request.job, request.bundle)
         return run_pb2.SubmitRunResponse(run=run)
 

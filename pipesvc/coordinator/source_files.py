@@ -32,6 +32,17 @@ class SourceFiles:
         """None for what is no hash."""
         return self._folder / f"{sha256}.safetensors" if _SHA256.fullmatch(sha256) else None
 
+    def renew(self, sha256: str) -> bool:
+        """True: it is here, and as if it had come now, so that it stays until its job names it."""
+        path = self.path(sha256)
+        try:
+            if path is None:
+                return False
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        return True
+
     def begin(self) -> IO[bytes]:
         return tempfile.NamedTemporaryFile(dir=self._folder, suffix=".partial", delete=False)
 

@@ -28,7 +28,7 @@ def is_list(model: object) -> bool:
     """Whether this is to be run as layers, one after the other. Any other module has a forward, which is followed."""
     if isinstance(model, nn.Sequential):
         return not _lost_by_a_chain(model)
-    return not isinstance(model, nn.Module) or (isinstance(model, nn.ModuleList) and not _has_forward(model))
+    return not isinstance(model, nn.Module) or (isinstance(model, nn.ModuleList) and not has_forward(model))
 
 
 def parts_of(model: object) -> list[NamedLayer]:
@@ -45,7 +45,7 @@ def layers_of(model: object) -> list[NamedLayer]:
         if not isinstance(layer, nn.Module):
             what = "is missing (None)" if layer is None else f"is a {type(layer).__name__}, not a module"
             raise _refused(f"layer {name!r} of the model {what}")
-        if not _has_forward(layer):
+        if not has_forward(layer):
             raise _refused(f"layer {name!r} ({type(layer).__name__}) has no forward")
         layers.append((name, layer))
     if not layers:
@@ -123,7 +123,8 @@ def _lost_by_a_chain(model: nn.Sequential | nn.ModuleList) -> str:
     return ""
 
 
-def _has_forward(module: nn.Module) -> bool:
+def has_forward(module: nn.Module) -> bool:
+    """Whether it can be called; a ModuleList, or a namespace of modules, cannot."""
     return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
 
 

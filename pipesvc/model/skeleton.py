@@ -36,14 +36,6 @@ from pipesvc.model.sequence import NamedLayer, parts_of, refuse_lazy, shared_par
 Build = Callable[[], object]
 
 
-def inspect_layers(build: Build, *, is_whole: bool = False) -> list[LayerInfo]:
-    """The layers in order, or one without a name: a module with a forward of its own.
-
-    See `inspect_parts`.
-    """
-    return layer_infos(inspect_parts(build, is_whole=is_whole))
-
-
 def inspect_parts(build: Build, *, is_whole: bool = False) -> list[NamedLayer]:
     """The layers themselves, or the one module; the generators stay as they were.
 

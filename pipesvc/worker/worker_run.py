@@ -20,6 +20,7 @@ from pipesvc.net import reports
 from pipesvc.net.link_service import LinkService
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
 from pipesvc.wire.links import FEEDER
+from pipesvc.wire.roles import role_name
 from pipesvc.worker.bundles import unpack
 from pipesvc.worker.children import Child, ChildExit
 from pipesvc.worker.exchange import Exchange
@@ -30,11 +31,6 @@ from pipesvc.worker.progress import in_words
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 _TENSOR_MESSAGES: Final = ("tensor", "release_segment", "parcels_consumed")
-
-
-def role_name(role: types_pb2.Role) -> str:
-    """ "executor", "feeder", "inspector" or "profiler"."""
-    return types_pb2.Role.Name(role).removeprefix("ROLE_").lower()
 
 
 class _Listener:
@@ -129,10 +125,6 @@ class WorkerRun:
 
     def link_counts(self) -> list[worker_pb2.LinkCount]:
         return self._exchange.counts()
-
-    @property
-    def num_running(self) -> int:
-        return sum(child.is_running for child in self._children.values())
 
     def pause(self) -> None:
         for child in self._children.values():

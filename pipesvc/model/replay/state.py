@@ -1,4 +1,4 @@
-"""Parameters, buffers and other state of modules, as a replay sees it."""
+"""State of modules that a replay must know of."""
 
 from __future__ import annotations
 
@@ -7,12 +7,6 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 _DEPTH: Final = 4
-
-
-def state_names(model: nn.Module) -> dict[int, str]:
-    """id -> the first name, of every parameter and buffer. A tied one has one name."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return {id(tensor): name for name, tensor in named}
 
 
 def changes_by_class(unit: nn.Module) -> bool:

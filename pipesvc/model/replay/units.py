@@ -14,6 +14,7 @@ from torch import nn
 
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model.marks import mark_of
+from pipesvc.model.sequence import has_forward
 
 Units = dict[str, nn.Module]
 
@@ -48,7 +49,7 @@ def _walk(
             if id(child) in seen:
                 continue
             holds_repeat = is_repeat_opened and not is_in_repeat and any(map(_is_repeat, child.modules()))
-            if path in enclosing or not _has_forward(child) or holds_repeat or _has_several_marks(child):
+            if path in enclosing or not has_forward(child) or holds_repeat or _has_several_marks(child):
                 yield from below(child, path, is_in_repeat or _is_repeat(child))
             else:
                 seen.add(id(child))
@@ -61,10 +62,6 @@ def _is_repeat(module: nn.Module) -> bool:
     if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
         return False
     return len({type(each) for each in module}) == 1 and any(True for _ in module.parameters())
-
-
-def _has_forward(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
 
 
 def _has_several_marks(module: nn.Module) -> bool:
@@ -81,7 +78,7 @@ def _refuse_unknown(model: nn.Module, cuts: Sequence[str]) -> None:
         if (
             cut
             and cut in modules
-            and not _has_forward(modules[cut])
+            and not has_forward(modules[cut])
             and (inside := next(modules[cut].named_children(), None))
         ):
             raise PipesvcError(

@@ -87,3 +87,31 @@ def test_a_batch_that_broke_off_begins_anew() -> None:
 def test_an_object_that_cannot_travel_is_named() -> None:
     with pytest.raises(PipesvcError, match="cannot be sent to the client"):
         list(sent(1, [{"cache": object()}], [1]))
+
+
+@pytest.mark.parametrize(
+    ("order", "place"),
+    [
+        ([0, 2, 3], "tensor 0 of micro-batch 0, byte 32"),  # a piece is missing
+        ([0, 1, 1, 2, 3], "tensor 0 of micro-batch 0, byte 16"),  # and one that came twice
+        ([3], "tensor 0 of micro-batch 1, byte 0"),  # a whole micro-batch is missing
+        ([0, 3], "tensor 0 of micro-batch 1, byte 0"),  # and the rest of a tensor
+    ],
+)
+def test_a_gap_and_a_part_that_came_twice_are_told_and_never_joined(
+    monkeypatch: pytest.MonkeyPatch, order: list[int], place: str
+) -> None:
+    monkeypatch.setattr(outputs, "PART_BYTES", 16)
+    first, second = torch.arange(12.0).reshape(3, 4), torch.arange(4.0).reshape(1, 4)
+    whole = list(sent(7, [first, second], [3, 1]))
+    assert [(each.part.micro_batch, each.part.offset) for each in whole] == [(0, 0), (0, 16), (0, 32), (1, 0)]
+    with pytest.raises(PipesvcError, match="came with a gap or twice") as caught:
+        list(joining.batches([whole[index] for index in order]))
+    assert place in caught.value.details.message
+
+
+def test_an_end_that_came_early_is_no_batch() -> None:
+    whole = list(sent(7, [torch.ones(3, 4), torch.ones(1, 4)], [3, 1]))
+    whole[0].is_last = True
+    with pytest.raises(PipesvcError, match="came with a gap or twice"):
+        list(joining.batches(whole[:1]))

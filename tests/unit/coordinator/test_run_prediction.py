@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipesvc.coordinator import events
 from pipesvc.coordinator.limits import READER_BOUND_S, WINDOW_OUTPUTS
-from pipesvc.coordinator.output_events import DropOutputs, OutputsFailed, OutputsTaken, ReaderCame, ReaderWent
+from pipesvc.coordinator.output_events import DropOutputs, FilesFailed, OutputsTaken, ReaderCame, ReaderWent
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from tests.unit.coordinator.coordinator_world import World, make_job, two_workers
 
@@ -79,7 +79,7 @@ def test_a_reader_that_is_gone_ends_the_run_and_one_that_comes_back_does_not() -
 
 def test_outputs_that_cannot_be_stored_end_the_run() -> None:
     world = begun()
-    world.tell(OutputsFailed(run_id="r", problem="the outputs of batch 2 could not be stored: disk full"))
+    world.tell(FilesFailed(run_id="r", problem="the outputs of batch 2 could not be stored: disk full"))
     assert world.state() == "FAILED"
     assert "disk full" in world.run().error.message
 

@@ -15,12 +15,12 @@ from pipesvc.core.edges import Edges, edges_of
 from pipesvc.core.plan import Plan, StagePlan
 from pipesvc.core.ties import ties_of_layers
 from pipesvc.errors import Where
-from pipesvc.model.skeleton import inspect_layers
 from pipesvc.worker.executor.parts import Parts, make_parts
 from pipesvc.worker.executor.spec import StageSpec
 from tests.unit.executor import module_network, modules, network
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.network import Batch, Cluster, PlainRun, Setup
+from tests.unit.model.ranges import inspect_layers
 from tests.unit.model.replay_language import VOCABULARY, Block, Cross, D
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.core.plan import LayerInfo
-from pipesvc.model.skeleton import build_layers, inspect_layers, whole
-from tests.unit.model.ranges import build_range
+from pipesvc.model.skeleton import build_layers, whole
+from tests.unit.model.ranges import build_range, inspect_layers
 
 Build = Callable[[], object]
 SEED = 7

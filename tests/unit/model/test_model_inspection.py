@@ -7,9 +7,9 @@ from torch import nn
 
 from pipesvc.coordinator.planning import layers_of
 from pipesvc.core.layer_info import SharedParameter
-from pipesvc.model.skeleton import inspect_layers
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.worker.inspector import layer_message
+from tests.unit.model.ranges import inspect_layers
 
 
 def test_gradients_are_counted_where_they_are_certain_and_shared_weights_once() -> None:

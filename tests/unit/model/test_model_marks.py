@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import pipesvc
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model.marks import device_guard, mark_of
-from pipesvc.model.skeleton import inspect_layers, whole
-from tests.unit.model.ranges import build_range
+from pipesvc.model.skeleton import whole
+from tests.unit.model.ranges import build_range, inspect_layers
 
 
 class Positions(nn.Module):

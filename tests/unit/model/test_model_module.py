@@ -11,7 +11,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from pipesvc.errors import PipesvcError
 from pipesvc.model.marks import device_guard
-from pipesvc.model.skeleton import build_module, inspect_layers, inspect_units, whole
+from pipesvc.model.skeleton import build_module, inspect_units, whole
+from tests.unit.model.ranges import inspect_layers
 from tests.unit.model.replay_language import D, TiedFunctional, TiedParameter
 from tests.unit.model.replay_zoo import ZOO
 

@@ -13,8 +13,7 @@ import json
 import torch
 from torch import nn
 from pipesvc.model import malloc
-from pipesvc.model.skeleton import inspect_layers
-from tests.unit.model.ranges import build_range
+from tests.unit.model.ranges import build_range, inspect_layers
 
 torch.set_num_threads(1)
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model import scratch, skeleton, trunc_normal
-from pipesvc.model.skeleton import build_layers, inspect_layers, whole
-from tests.unit.model.ranges import build_range
+from pipesvc.model.skeleton import build_layers, whole
+from tests.unit.model.ranges import build_range, inspect_layers
 
 SEED = 7
 SMALL = nn.Linear(2, 2)
