@@ -54,6 +54,11 @@ def flag(name: str, value: object) -> None:
     is_a(name, value, bool, "True or False")
 
 
+def one_of(name: str, value: object, valid: Sequence[str]) -> None:
+    if not isinstance(value, str) or value not in valid:
+        raise refusal(name, value, f"one of {', '.join(valid)}")
+
+
 def whole(name: str, value: object, low: int, high: int = MAX_COUNT, *, advice: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise refusal(name, value, f"a whole number from {low} to {high}", advice)

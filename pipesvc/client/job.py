@@ -37,6 +37,8 @@ __all__ = [
     "StreamSource",
 ]
 
+_BATCH_NORMS = ("per_micro_batch", "deferred")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
@@ -69,6 +71,9 @@ class Job:
     """Scale losses so that small gradients survive float16, as torch.amp.GradScaler does; True: with its defaults."""
     check_finite: bool = False
     """End the run with NON_FINITE_LOSS instead of training on, also where a scaler would skip the step."""
+    batch_norm: str = "per_micro_batch"
+    """When BatchNorm updates its running statistics: for each micro-batch, as plain accumulation does, or "deferred":
+    once per step, with the statistics of its whole mini-batch (of all that it accumulates)."""
     scheduler: Scheduler | None = None
     """Changes the optimizer's rates after steps or epochs."""
     weight: Callable[..., Any] | Call | None = None
@@ -204,6 +209,7 @@ class Job:
         fix = "Write grad_scaler=True, or pipesvc.GradScaler(init_scale=1024.0)"
         checks.is_a("grad_scaler", self.grad_scaler, (bool, GradScaler), "True, False or a pipesvc.GradScaler", fix)
         checks.flag("check_finite", self.check_finite)
+        checks.one_of("batch_norm", self.batch_norm, _BATCH_NORMS)
         for name in ("worker_wait_s", "build_timeout_s", "step_timeout_s"):
             checks.duration(name, getattr(self, name))
 

@@ -38,8 +38,7 @@ class _Source:
     """How long the source may take for one batch."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.yields, str) or self.yields not in _YIELDS:
-            raise checks.refusal("yields", self.yields, f"one of {', '.join(_YIELDS)}")
+        checks.one_of("yields", self.yields, _YIELDS)
         if self.yields != "batch" and self.batch_size is None:
             raise refuse(f'batch_size is missing; with yields="{self.yields}" say how many samples make a full batch')
         checks.whole_or_none("batch_size", self.batch_size, 1)

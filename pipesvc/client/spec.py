@@ -77,6 +77,7 @@ def make_submission(job: Job, *, is_prediction: bool = False) -> Submission:
         autocast=_AUTOCASTS[job.autocast],
         grad_scaler=_scaler_spec(job.scaler),
         check_finite=job.check_finite,
+        defers_batch_norm=job.batch_norm == "deferred",
         worker_wait_s=job.worker_wait_s,
         build_timeout_s=job.build_timeout_s,
         step_timeout_s=job.step_timeout_s,

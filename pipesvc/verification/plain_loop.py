@@ -17,6 +17,7 @@ from pipesvc.client.job import DataSource, Job
 from pipesvc.client.spec import make_submission
 from pipesvc.errors import Where
 from pipesvc.model import skeleton
+from pipesvc.model.batch_norm import RunningStatistics
 from pipesvc.model.fingerprint import numeric_fingerprint
 from pipesvc.model.random_state import same_random_state_after
 from pipesvc.model.sequence import named_parameters
@@ -75,22 +76,27 @@ def _train(job: Job, steps: Sequence[CutStep], random_modules: Collection[str]) 
     layers = skeleton.whole(called(job.model), job.seed)
     model = plain_model(layers, job.seed, random_modules)
     updates = PlainUpdates(job, named_parameters(layers))
+    statistics = RunningStatistics(dict(model.module.named_modules()), is_deferred=job.batch_norm == "deferred")
     losses = []
     for number, step in enumerate(steps, 1):
         updates.begin(step.raw.epoch)
-        losses.append(_accumulate(job, model, updates, number, step))
+        losses.append(_accumulate(job, model, updates, statistics, number, step))
         updates.apply()
+        statistics.commit()
     return PlainRun(losses=losses, state=model.state(), fingerprint=numeric_fingerprint({"cpu"}))
 
 
-def _accumulate(job: Job, model: PlainModel, updates: PlainUpdates, number: int, step: CutStep) -> float:
+def _accumulate(
+    job: Job, model: PlainModel, updates: PlainUpdates, statistics: RunningStatistics, number: int, step: CutStep
+) -> float:
     """Forward and backward of each micro-batch, each counting by its share of the rows; the loss of the step."""
     loss_of = called(job.loss) if job.loss is not None else None
     dtype = {None: None, "bfloat16": torch.bfloat16, "float16": torch.float16}[job.autocast]
     total = 0.0
     for micro_batch, share in enumerate(step.shares):
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-            output = model.output(step.inputs[micro_batch], step=number, micro_batch=micro_batch)
+            with statistics.counting():
+                output = model.output(step.inputs[micro_batch], step=number, micro_batch=micro_batch)
             labels = () if step.labels is None else (step.labels[micro_batch],)
             loss = output if loss_of is None else loss_of(output, *labels)
         if share:

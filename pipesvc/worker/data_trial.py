@@ -136,6 +136,7 @@ def _forward(layers: Sequence[sequence.NamedLayer], batch: CutStep, job: job_pb2
         loss=calls.bind_loss(job, where),
         check_finite=False,
         autocast=autocast_dtype(job.autocast),
+        defers_batch_norm=job.defers_batch_norm,
     )
     stage = Stage(spec, uncut_program(spec, layers), lambda _: Updates())
     labels = None if batch.labels is None else parcel_of(batch.labels[0])

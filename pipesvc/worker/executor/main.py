@@ -98,6 +98,7 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
             clips_norm=job.clip_norm > 0,
             autocast=autocast_dtype(job.autocast),
             scale=first_scale(scaler).value if scaler is not None else None,
+            defers_batch_norm=job.defers_batch_norm,
         )
         for stage in plan.stages_of(worker)
     ]

@@ -56,6 +56,9 @@ class StageProgram(Protocol):
     def roots(self) -> dict[str, nn.Module]:
         """The modules that hold all others, by name; "" is the whole model."""
 
+    def own_modules(self) -> dict[str, nn.Module]:
+        """By path, those that hold the buffers of this stage."""
+
     def state_dict(self) -> dict[str, Any]:
         """With all names of what this stage owns, also those in modules of other stages."""
 

@@ -59,6 +59,14 @@ class ReplayProgram:
     def roots(self) -> dict[str, nn.Module]:
         return {"": self._model}
 
+    def own_modules(self) -> dict[str, nn.Module]:
+        own = {id(each) for name, each in self._model.named_buffers() if name in self._own}
+        return {
+            path: module
+            for path, module in self._model.named_modules()
+            if any(id(buffer) in own for buffer in module._buffers.values())
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """What is tied has all its names, as in the state dict of the whole."""
         own = {id(each) for name, each in _named_state(self._model) if name in self._own}

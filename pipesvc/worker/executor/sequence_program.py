@@ -78,6 +78,9 @@ class SequenceProgram:
     def roots(self) -> dict[str, nn.Module]:
         return dict(self.layers)
 
+    def own_modules(self) -> dict[str, nn.Module]:
+        return {path: module for name, layer in self.layers for path, module in layer.named_modules(prefix=name)}
+
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
         for name, layer in self.layers:

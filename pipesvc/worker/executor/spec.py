@@ -31,6 +31,8 @@ class StageSpec:
     clips_norm: bool = False
     autocast: torch.dtype | None = None  # None: all is computed as it is
     scale: float | None = None  # of the first loss; None: losses are not scaled
+    # BatchNorm takes one step of its statistics for each step.
+    defers_batch_norm: bool = False
 
     @property
     def is_last(self) -> bool:

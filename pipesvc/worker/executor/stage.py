@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.errors import Where
+from pipesvc.model.batch_norm import RunningStatistics
 from pipesvc.model.deferral import Late
 from pipesvc.model.random_state import same_random_state_after
 from pipesvc.worker.executor import losses, measures, norms
@@ -53,6 +54,7 @@ class Stage:
         self._places = [program.place_of(name) for name in trainable]
         self.updates = make_updates(trainable)
         self._scale = spec.scale  # of this step's loss
+        self._statistics = RunningStatistics(program.own_modules(), is_deferred=spec.defers_batch_norm)
         self._live: dict[int, _Live] = {}
         # Of micro-batches between I and W, which count as alive.
         self._late: dict[int, Late] = {}
@@ -80,7 +82,8 @@ class Stage:
         """Consumer -> what it gets. On the last stage the loss is kept here and nothing is given."""
         loss = None
         with autocast(self.spec.device, self.spec.autocast):
-            found = self._program.forward(step, micro_batch, inputs)
+            with self._statistics.counting():
+                found = self._program.forward(step, micro_batch, inputs)
             if self.spec.is_last:
                 where = Where(step=step, stage=self.spec.index, micro_batch=micro_batch)
                 loss = losses.loss_of(self.spec, found.result, labels, where)
@@ -155,6 +158,7 @@ class Stage:
         if self.spec.clip_value:
             norms.clip_values(self.trainable, self.spec.clip_value)
         where = Where(step=step, stage=self.spec.index)
+        self._statistics.commit()
         self.updates.apply(where, skips=decision is not None and decision.skips)
         self._program.deferral.settle()
 

@@ -46,6 +46,9 @@ class WholeProgram:
     def roots(self) -> dict[str, nn.Module]:
         return {"": self._model}
 
+    def own_modules(self) -> dict[str, nn.Module]:
+        return dict(self._model.named_modules())
+
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self._model.state_dict(keep_vars=True)
         return state

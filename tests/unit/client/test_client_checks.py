@@ -93,6 +93,7 @@ FIELDS: list[tuple[Make, str, Sequence[object]]] = [
     (Strategy, "compile", NO_FLAG),
     (Strategy, "schedule", NO_SCHEDULE),
     (job, "check_finite", NO_FLAG),
+    (job, "batch_norm", (None, True, 3, HUGE, "", "Deferred", ["deferred"], Rude())),
     *((job, name, NO_COUNT) for name in ("epochs", "max_steps", "accumulate")),
     (job, "seed", ("3", -1, True, 2**63, HUGE)),
     *((job, name, NO_NUMBER) for name in ("clip_norm", "clip_value")),

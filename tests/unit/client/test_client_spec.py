@@ -82,6 +82,7 @@ def _full_job(user: object) -> Job:
         seed=5,
         clip_norm=0.5,
         check_finite=True,
+        batch_norm="deferred",
         weight=user.weigh,  # type: ignore[attr-defined]
         init=Path(user.__file__),  # type: ignore[attr-defined]
         evaluation=Evaluation(
@@ -162,6 +163,7 @@ def test_every_field_of_the_job_changes_the_message(user: object) -> None:
         "clip_norm": None,
         "clip_value": 0.5,
         "check_finite": False,
+        "batch_norm": "per_micro_batch",
         "weight": None,
         "evaluation": None,
         "init": None,

@@ -65,6 +65,7 @@ class JobSetup(ABC):
     check_finite: bool = False
     recompute: Recompute = KEEPING
     compiles: bool = False
+    defers_batch_norm: bool = False
     window: int = 2
 
     @property
@@ -114,6 +115,7 @@ class JobSetup(ABC):
             clips_norm=self.clip_norm > 0,
             autocast=self.autocast,
             scale=first_scale(self.scaler).value if self.scaler is not None else None,
+            defers_batch_norm=self.defers_batch_norm,
         )
 
     def first_layer(self, stage: int) -> int:
