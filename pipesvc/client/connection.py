@@ -28,7 +28,7 @@ from pipesvc.client.stale import difference, doubting
 from pipesvc.client.stream import BatchStream
 from pipesvc.client.transport import Transport
 from pipesvc.client.watching import PipesvcWarning
-from pipesvc.client.weights_source import send
+from pipesvc.client.weights_source import is_given, send
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.net.addresses import COORDINATOR_VARIABLE, DEFAULT_COORDINATOR
 from pipesvc.rpc.v1 import run_pb2
@@ -150,7 +150,7 @@ class Client:
         if isinstance(job.data, StreamSource) and run_id not in self._streams and not self._exists(run_id):
             self._streams[run_id] = None
             self._unstreamed.look_ahead(job, request.job.data)
-        if isinstance(job.init, str | Path):
+        if is_given(job.init) and isinstance(job.init, str | Path):
             send(self._transport, Path(job.init), submission.spec.weights.sha256)
         try:
             response = self._transport.call(self._transport.stub.SubmitRun, request)

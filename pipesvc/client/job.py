@@ -82,7 +82,8 @@ class Job:
     """Loss and metrics of other data, as the run goes on."""
     init: Run | str | Path | None = None
     """Weights to begin with, by name: those of a run that has ended, or of a safetensors file on this host; None: the
-    model as it is built."""
+    model as it is built. "by_name": as it is built, but each parameter draws from a stream of its own, keyed by its
+    name, so that no worker draws for others; the numbers are not those of plain torch then."""
     name: str | None = None
     """For people; None: the name of the model function."""
     include: Sequence[str] = ()

@@ -67,7 +67,8 @@ def make_submission(job: Job, *, is_prediction: bool = False) -> Submission:
         evaluation=_evaluation_spec(job.evaluation, job.strategy) if job.evaluation is not None else None,
         strategy=_strategy_spec(job.strategy),
         is_prediction=is_prediction,
-        weights=weights_source.message(job.init) if job.init is not None else None,
+        weights=weights_source.message(job.init) if weights_source.is_given(job.init) else None,
+        keys_init_by_name=job.init == weights_source.BY_NAME,
         epochs=job.num_epochs,
         max_steps=job.max_steps or 0,
         seed=job.seed,
@@ -127,7 +128,7 @@ def measurable(job: Job, micro_batches: int | None = None) -> Job:
     check_is_job(job)
     asked = job.strategy
     strategy = Strategy(micro_batches=micro_batches or asked.micro_batches, allow_cpu_for_gpu=asked.allow_cpu_for_gpu)
-    return replace(job, strategy=strategy, init=None)
+    return replace(job, strategy=strategy, init=None if weights_source.is_given(job.init) else job.init)
 
 
 def check_is_job(job: object) -> None:

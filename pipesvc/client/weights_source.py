@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from pipesvc.client.checks import refusal, refuse
 from pipesvc.rpc.v1 import job_pb2, run_pb2
@@ -18,17 +18,21 @@ if TYPE_CHECKING:
     from pipesvc.client.run import Run
     from pipesvc.client.transport import Transport
 
+# The weights are drawn by name; a file of this name is "./by_name".
+BY_NAME: Final = "by_name"
 _PIECE_BYTES: Final = 1 << 20
 # A file of hundreds of gigabytes on a slow line.
 _UPLOAD_S: Final = 24 * 3600.0
 
 
 def check(name: str, value: object) -> None:
-    """A run, or the path of a file that is there."""
+    """A run, or the path of a file that is there, or BY_NAME."""
+    if isinstance(value, str) and value == BY_NAME:
+        return
     if not isinstance(value, str | Path) and _is_run(value):
         return
     if not isinstance(value, str | Path) or "\0" in str(value):
-        raise refusal(name, value, "a run, or the path of a safetensors file")
+        raise refusal(name, value, f'a run, the path of a safetensors file, or "{BY_NAME}"')
     try:
         is_file = Path(value).is_file()
     except (OSError, ValueError):
@@ -43,6 +47,11 @@ def _is_run(value: object) -> bool:
     from pipesvc.client.run import Run  # late: it imports gRPC, of which writing a job must stay free
 
     return isinstance(value, Run)
+
+
+def is_given(value: Run | str | Path | None) -> TypeGuard[Run | str | Path]:
+    """Whether there are weights to load."""
+    return value is not None and value != BY_NAME
 
 
 def message(value: Run | str | Path) -> job_pb2.WeightsSource:

@@ -13,10 +13,11 @@ from torch import nn
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model import trunc_normal
 from pipesvc.model.ghosts import UnreadableError, ghost_of, is_ghost, shape_of, tensors_in, unreadable_reads
+from pipesvc.model.keyed import KeyedBuild, Keys
 from pipesvc.model.modes import LARGE_BYTES, Faces, Operators
 from pipesvc.model.random_state import same_random_state_after
 from pipesvc.model.registry import Registry, number_of, unmark
-from pipesvc.model.sequence import NamedLayer, layers_of, refuse_lazy
+from pipesvc.model.sequence import NamedLayer, layers_of, parts_of, refuse_lazy
 
 Build = Callable[[], object]
 LayersOf = Callable[[object], list[NamedLayer]]
@@ -48,12 +49,21 @@ def first_pass(build: Build, layers_of: LayersOf = layers_of) -> FirstPass:
 
 def build_layers(build: Build, seed: int, owned: Collection[int]) -> list[NamedLayer]:
     """All layers in order: those at the indices `owned` as `whole` gives them, the others on meta."""
-    first = first_pass(build)
+    return _built(build, seed, first_pass(build), owned, layers_of)
+
+
+def build_keyed(build: KeyedBuild, seed: int) -> list[NamedLayer]:
+    """All layers, or the one module without a name, with all values."""
+    first = first_pass(build, parts_of)
+    return _built(build, seed, first, range(len(first.layers)), parts_of)
+
+
+def _built(build: Build, seed: int, first: FirstPass, owned: Collection[int], layers_of: LayersOf) -> list[NamedLayer]:
     wrong = sorted(index for index in owned if not 0 <= index < len(first.layers))
     if wrong or not owned:
         what = f"layer {wrong[0]} does not exist" if wrong else "no layer is asked for"
         raise PipesvcError(ErrorCode.INVALID_PLAN, f"{what}: the model has {len(first.layers)} layers")
-    if len(set(owned)) == len(first.layers):
+    if len(set(owned)) == len(first.layers) and not isinstance(build, KeyedBuild):
         torch.manual_seed(seed)
         return layers_of(build())
     kept, dropped = _needed(first, [module for index in owned for module in first.layers[index][1].modules()])
@@ -97,13 +107,16 @@ def _second_pass(
 ) -> list[NamedLayer]:
     """Built with the draws of the whole, and only the parameters `kept` real. The modules of `first` may go."""
     signature, num_large, large_bytes = first.registry.signature, first.operators.num_large, first.large_bytes
+    keys = Keys(seed, _names(first.layers)) if isinstance(build, KeyedBuild) else None
     seen = [weakref.ref(module) for _, layer in first.layers for module in layer.modules()]
     first.layers.clear()
     first.registry.registrations.clear()
-    registry = Registry(kept)
-    operators = Operators(does_draw=True, large_bytes=large_bytes, dropped=dropped)
+    registry = Registry(kept, keys)
+    operators = Operators(does_draw=True, large_bytes=large_bytes, dropped=dropped, keys=keys)
     torch.manual_seed(seed)
-    layers = _run(build, registry, operators, layers_of, does_draw=True)
+    layers = _run(build, registry, operators, layers_of, keys, does_draw=True)
+    if keys is not None:  # which draws were the last depends on what is kept
+        torch.manual_seed(seed)
     again = {id(module) for _, layer in layers for module in layer.modules()}
     is_cached = any(id(module) in again for ref in seen if (module := ref()) is not None)
     if is_cached or registry.signature != signature or operators.num_large != num_large:
@@ -122,11 +135,17 @@ def _on_shapes(build: Build, large_bytes: int | None, layers_of: LayersOf) -> Fi
 
 
 def _run(
-    build: Build, registry: Registry, operators: Operators, layers_of: LayersOf, *, does_draw: bool
+    build: Build,
+    registry: Registry,
+    operators: Operators,
+    layers_of: LayersOf,
+    keys: Keys | None = None,
+    *,
+    does_draw: bool,
 ) -> list[NamedLayer]:
     with unreadable_reads() as reads:
         try:
-            with registry.active(), trunc_normal.replaced(does_draw=does_draw), operators, Faces():
+            with registry.active(), trunc_normal.replaced(does_draw=does_draw, keys=keys), operators, Faces():
                 model = build()
         except Exception as error:
             if reads and error is not reads[0]:
@@ -135,6 +154,16 @@ def _run(
         if reads:  # caught by the code that asked: what it did instead is not what the plain build does
             raise reads[0]
     return layers_of(model)
+
+
+def _names(layers: Sequence[NamedLayer]) -> dict[int, str]:
+    """Number of a parameter of the first pass -> its first name."""
+    names: dict[int, str] = {}
+    for layer_name, layer in layers:
+        for name, parameter in layer.named_parameters(prefix=layer_name, remove_duplicate=False):
+            if (number := number_of(parameter)) is not None:
+                names.setdefault(number, name)
+    return names
 
 
 def _needed(first: FirstPass, ours: Sequence[nn.Module]) -> tuple[frozenset[int], frozenset[int]]:

@@ -47,6 +47,11 @@ def is_ghost(value: object) -> bool:
     return value.untyped_storage().device == META
 
 
+def address_of(tensor: Tensor) -> int:
+    """Of its storage; one on meta has no other address."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors among the arguments or results of an operator: they nest in lists and tuples only."""
     if isinstance(value, Tensor):

@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipesvc.errors import PipesvcError
-from pipesvc.model.ghosts import CPU, META, is_about_ghosts, is_ghost, shape_of, tensors_in, unreadable
+from pipesvc.model.ghosts import CPU, META, address_of, is_about_ghosts, is_ghost, shape_of, tensors_in, unreadable
+from pipesvc.model.keyed import Keys
 from pipesvc.model.scratch import Draw, advance, block_elements, undrawable
 from pipesvc.model.zeros import shapes_by_zeros
 
@@ -45,7 +46,7 @@ class Flow:
     def sources(self, tensors: Iterable[Tensor]) -> set[int]:
         found: set[int] = set()
         for tensor in tensors:
-            if is_ghost(tensor) and (known := self._sources.get(_address(tensor))) is not None:
+            if is_ghost(tensor) and (known := self._sources.get(address_of(tensor))) is not None:
                 found |= known[1]
         return found
 
@@ -57,23 +58,25 @@ class Flow:
                     self._of(tensor).update(sources)
 
     def _of(self, tensor: Tensor) -> set[int]:
-        return self._sources.setdefault(_address(tensor), (tensor.untyped_storage(), set()))[1]
-
-
-def _address(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)  # a meta storage has no other address
+        return self._sources.setdefault(address_of(tensor), (tensor.untyped_storage(), set()))[1]
 
 
 class Operators(TorchDispatchMode):
     """`dropped` are the large factory calls that give ghosts, by number; None: all (first pass)."""
 
     def __init__(
-        self, *, does_draw: bool, large_bytes: int | None = LARGE_BYTES, dropped: frozenset[int] | None = None
+        self,
+        *,
+        does_draw: bool,
+        large_bytes: int | None = LARGE_BYTES,
+        dropped: frozenset[int] | None = None,
+        keys: Keys | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._does_draw = does_draw
         self._large_bytes = large_bytes
         self._dropped = dropped
+        self._keys = keys
         self.num_large = 0
         self.flow = Flow()
 
@@ -88,29 +91,33 @@ class Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = list(tensors_in((args, kwargs)))
         is_random = torch.Tag.nondeterministic_seeded in func.tags
+        is_keyed = is_random and self._keys is not None and self._keys.seed_draw(func._schema.name, args, kwargs)
+        advances = self._does_draw and not is_keyed
         if any(is_ghost(each) for each in inputs):
-            outputs = self._draw_ghost(func, args, kwargs) if is_random else _on_shapes(func, args, kwargs)
+            outputs = self._draw_ghost(func, args, kwargs, advances) if is_random else _on_shapes(func, args, kwargs)
             if self._dropped is None:
                 self.flow.follow(inputs, [*tensors_in(outputs), *_written(func, args, kwargs)])
             return outputs
-        if not inputs and (large := self._large_ghost(func, args, kwargs, is_random)) is not None:
+        if not inputs and (large := self._large_ghost(func, args, kwargs, is_random, advances)) is not None:
             return large
         if is_random and not self._does_draw:
             return _without_drawing(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _draw_ghost(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _draw_ghost(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], advances: bool) -> Any:
         """`normal_` and its kind, `rand_like` and its kind; what takes probabilities from a ghost is refused."""
         name = func._schema.name.removeprefix("aten::")
         tensors = list(tensors_in((args, kwargs)))
         is_in_place = name.endswith("_")
         if len(tensors) != 1 or not (is_in_place or name.endswith("_like")):
             raise undrawable(name)
-        if self._does_draw:
+        if advances:
             advance(_draw_on(func, name, tensors[0], args[1:], kwargs))
         return tensors[0] if is_in_place else func(*args, **_without_generator(kwargs))
 
-    def _large_ghost(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_random: bool) -> Tensor | None:
+    def _large_ghost(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_random: bool, advances: bool
+    ) -> Tensor | None:
         names = [argument.name for argument in func._schema.arguments]
         is_plain = kwargs.get("device") in (None, CPU) and kwargs.get("layout") in (None, torch.strided)
         if self._large_bytes is None or "device" not in names or not is_plain or (is_random and "size" not in names):
@@ -127,7 +134,7 @@ class Operators(TorchDispatchMode):
             self.flow.begin(shape, factory)
         elif factory not in self._dropped:
             return None
-        if is_random and self._does_draw:
+        if is_random and advances:
             advance(_draw_factory(func, names.index("size"), shape, args, kwargs))
         return shape
 

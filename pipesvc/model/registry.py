@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model.ghosts import ghost_of, is_ghost, user_line
+from pipesvc.model.keyed import Keys
 
 _NUMBER: Final = "_pipesvc_number"
 _GHOST: Final = "_pipesvc_ghost"
@@ -37,10 +38,14 @@ class Registration:
 
 
 class Registry:
-    """`kept` are the numbers that stay real; None: the first pass, where none does and every event is recorded."""
+    """`kept` are the numbers that stay real; None: the first pass, where none does and every event is recorded.
 
-    def __init__(self, kept: frozenset[int] | None = None) -> None:
+    `keys` learns the numbers.
+    """
+
+    def __init__(self, kept: frozenset[int] | None = None, keys: Keys | None = None) -> None:
         self._kept = kept
+        self._keys = keys
         self._thread = threading.get_ident()
         self.num_parameters = 0
         self.registrations: list[Registration] = []
@@ -84,10 +89,12 @@ class Registry:
                 f"{type(module).__name__}.{name} is made on {parameter.device} at {user_line()}",
                 advice="Build the model on the CPU: each stage is moved to its device afterwards.",
             )
+        self._tell_keys(parameter, number)
         if not is_ghost(parameter) and (self._kept is None or number not in self._kept):
             ghost = ghost_of(parameter)
             parameter.__dict__[_GHOST] = ghost
             parameter = ghost
+            self._tell_keys(ghost, number)
         self._record(number, module, name, parameter)
         return parameter
 
@@ -100,8 +107,13 @@ class Registry:
             copy = ghost_of(parameter)
             unmark(copy)
         self._number(copy)
+        self._tell_keys(copy, number)
         self._record(number, None, "copy", copy, source)
         return copy
+
+    def _tell_keys(self, parameter: nn.Parameter, number: int) -> None:
+        if self._keys is not None:
+            self._keys.know(parameter, number)
 
     def _number(self, parameter: nn.Parameter) -> int:
         number = self.num_parameters

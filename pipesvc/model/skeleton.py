@@ -7,7 +7,8 @@ keeps only what the wanted layers need, and makes the draws of all others in a s
 gets the very bits of the plain build and ends with the very state of the generator. The model function must therefore
 do the same when it is called again; that is checked.
 
-Drawing is serial: every worker draws the whole stream, about 5 s per GB.
+Drawing is serial: every worker draws the whole stream, about 5 s per GB. With a `KeyedBuild` none of it is drawn for
+others, and the numbers are other ones (see `keyed`).
 
 `exact` does this with parts of torch that are not promised to stay. It is loaded when first needed and tried on a
 small model; under a torch where it does not hold, a model of several stages is refused by name, and one of a single
@@ -16,7 +17,8 @@ stage is built plainly as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -27,6 +29,7 @@ from torch import nn
 
 from pipesvc.core.plan import LayerInfo
 from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.model.keyed import KeyedBuild
 from pipesvc.model.layer_infos import layer_info, shared_parameter
 from pipesvc.model.marks import mark_of
 from pipesvc.model.random_state import same_random_state_after
@@ -42,9 +45,10 @@ def inspect_parts(build: Build, *, is_whole: bool = False) -> list[NamedLayer]:
     Without a draw and without values, so that a model larger than this host can be looked at, and one that cannot be
     built in parts is refused. `is_whole` says that it will not be: then it is built as it is.
     """
-    if not is_whole:
-        layers: list[NamedLayer] = _exact().first_pass(build, parts_of).layers
-        return layers
+    if not is_whole or isinstance(build, KeyedBuild):
+        with _saying_what_keys_need(build, is_whole=is_whole):
+            layers: list[NamedLayer] = _exact().first_pass(build, parts_of).layers
+            return layers
     with same_random_state_after():
         layers = parts_of(build())
         refuse_lazy(layers)
@@ -83,6 +87,10 @@ def inspect_units(model: nn.Module) -> list[LayerInfo]:
 
 def whole(build: Build, seed: int) -> list[NamedLayer]:
     """The plain build of all layers, or of the one module without a name."""
+    if isinstance(build, KeyedBuild):
+        with _saying_what_keys_need(build, is_whole=True):
+            keyed: list[NamedLayer] = _exact().build_keyed(build, seed)
+            return keyed
     torch.manual_seed(seed)
     layers = parts_of(build())
     refuse_lazy(layers)
@@ -105,6 +113,18 @@ def build_module(build: Build, seed: int, owned: Collection[str]) -> nn.Module:
     """
     model: nn.Module = _exact().build_module(build, seed, owned)
     return model
+
+
+@contextmanager
+def _saying_what_keys_need(build: Build, *, is_whole: bool) -> Iterator[None]:
+    """One stage is the way out of what cannot be built in parts, but not where draws are keyed by name."""
+    try:
+        yield
+    except PipesvcError as error:
+        if not is_whole or not isinstance(build, KeyedBuild) or error.code is not ErrorCode.BUILD_FAILED:
+            raise
+        advice = 'Keyed by name, a model is built like one that is cut: leave out init="by_name".'
+        raise PipesvcError.of(replace(error.details, advice=advice)) from error.__cause__
 
 
 @cache

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.model.ghosts import is_ghost
+from pipesvc.model.keyed import Keys
 from pipesvc.model.scratch import block_elements, blocks, undrawable
 
 _PRIVATE: Final = "_no_grad_trunc_normal_"
@@ -29,7 +30,7 @@ _Function = Callable[..., Tensor]
 
 
 @contextmanager
-def replaced(*, does_draw: bool) -> Iterator[None]:
+def replaced(*, does_draw: bool, keys: Keys | None = None) -> Iterator[None]:
     """torch's function inside, except for ghosts."""
     original: _Function | None = getattr(nn.init, _PRIVATE, None)
     if original is None:  # a torch whose trunc_normal_ is made of plain operators
@@ -39,6 +40,9 @@ def replaced(*, does_draw: bool) -> Iterator[None]:
     def for_ghosts(
         tensor: Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
     ) -> Tensor:
+        if keys is not None and generator is None:
+            with keys.as_one_draw(tensor):
+                return tensor if is_ghost(tensor) else original(tensor, mean, std, a, b)
         if not is_ghost(tensor):
             return original(tensor, mean, std, a, b, generator=generator)
         if does_draw and draws_once(original):

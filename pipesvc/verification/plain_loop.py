@@ -7,18 +7,21 @@ user and of torch; no stage, schedule, link or replay is in it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pipesvc.client.job import DataSource, Job
 from pipesvc.client.spec import make_submission
+from pipesvc.client.weights_source import BY_NAME
 from pipesvc.errors import Where
 from pipesvc.model import skeleton
 from pipesvc.model.batch_norm import RunningStatistics
 from pipesvc.model.fingerprint import numeric_fingerprint
+from pipesvc.model.keyed import KeyedBuild
 from pipesvc.model.random_state import same_random_state_after
 from pipesvc.model.sequence import named_parameters
 from pipesvc.verification.plain_model import PlainModel, plain_model
@@ -73,7 +76,7 @@ def _steps(job: Job, num_steps: int) -> list[CutStep]:
 
 
 def _train(job: Job, steps: Sequence[CutStep], random_modules: Collection[str]) -> PlainRun:
-    layers = skeleton.whole(called(job.model), job.seed)
+    layers = skeleton.whole(_model_of(job), job.seed)
     model = plain_model(layers, job.seed, random_modules)
     updates = PlainUpdates(job, named_parameters(layers))
     statistics = RunningStatistics(dict(model.module.named_modules()), is_deferred=job.batch_norm == "deferred")
@@ -103,3 +106,8 @@ def _accumulate(
             torch.autograd.backward(updates.scaled(loss * share))
             total += share * loss.item()
     return total
+
+
+def _model_of(job: Job) -> Callable[[], Any]:
+    build = called(job.model)
+    return KeyedBuild(build) if job.init == BY_NAME else build

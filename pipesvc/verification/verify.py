@@ -15,6 +15,7 @@ from pipesvc.client.checks import refuse
 from pipesvc.client.connection import Client
 from pipesvc.client.job import DataSource, Job
 from pipesvc.client.spec import check_is_job
+from pipesvc.client.weights_source import is_given
 from pipesvc.errors import ErrorCode, Where
 from pipesvc.model.fingerprint import threads_in
 from pipesvc.verification.difference import Difference, first_difference
@@ -59,7 +60,7 @@ def verify(client: Client, job: Job, *, num_steps: int = NUM_STEPS) -> Verdict:
     checks.whole("num_steps", num_steps, 1)
     if not isinstance(job.data, DataSource):
         raise refuse("a streamed source can be read once only, and verify reads twice", "Give a DataSource")
-    if job.init is not None:
+    if is_given(job.init):
         raise refuse("verify begins with the model as it is built, and the job has init", "Verify it without init")
     run = client.submit(replace(job, max_steps=num_steps, evaluation=None))
     run.wait()

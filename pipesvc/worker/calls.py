@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.model.keyed import KeyedBuild
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
 from pipesvc.worker.executor.optimizing import SchedulerChoice
 from pipesvc.worker.executor.parameter_groups import OptimizerChoice
@@ -26,6 +27,11 @@ def bind(call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any]:
     for name, target in call.functions.items():
         arguments[name] = _imported(target, f"the argument {name} of {role}", where)
     return partial(_imported(call.target, role, where), **arguments)
+
+
+def bind_model(job: job_pb2.JobSpec, where: Where) -> Callable[[], Any]:
+    build = bind(job.model, "the model", where)
+    return KeyedBuild(build) if job.keys_init_by_name else build
 
 
 def bind_optional(is_given: bool, call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any] | None:

@@ -76,7 +76,7 @@ def _try(
         except PipesvcError as error:
             return _misfit(error.details)
     progress.busy("trying the first micro-batch in the model")
-    layers = skeleton.whole(calls.bind(job.model, "the model", where), job.seed)
+    layers = skeleton.whole(calls.bind_model(job, where), job.seed)
     reached: list[int] = []
     for index, layer in _watched(layers, found.layers):
         layer.register_forward_pre_hook(partial(_note, reached, index))

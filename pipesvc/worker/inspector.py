@@ -43,7 +43,7 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
     torch.set_num_threads(1)
     progress = ProgressReporter(port)
     progress.busy("inspecting")
-    build = calls.bind(job.model, "the model", where)
+    build = calls.bind_model(job, where)
     calls.bind_loss(job, where)
     calls.bind_weight(job, where)
     optimizers, scheduler = calls.bind_optimizers(job, where), calls.bind_scheduler(job, where)

@@ -63,6 +63,17 @@ def test_a_list_of_layers_with_dropout_is_verified(cluster: pipesvc.Client) -> N
     assert (verdict.difference, verdict.num_steps, verdict.num_stages) == (None, 2, 2)
 
 
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_weights_drawn_by_name_are_those_of_one_process(cluster: pipesvc.Client, num_stages: int) -> None:
+    strategy = pipesvc.Strategy(micro_batches=3, num_stages=num_stages)
+    runs = []
+    for init in ("by_name", None):
+        verdict = pipesvc.verify(cluster, make_job(Drawing, strategy=strategy, init=init), num_steps=1)
+        assert (verdict.difference, verdict.num_stages) == (None, num_stages)
+        runs.append(cluster.attach(verdict.run_id).losses())
+    assert runs[0] != runs[1]
+
+
 def test_what_differs_is_told_by_name_and_size(cluster: pipesvc.Client) -> None:
     verdict = pipesvc.verify(cluster, make_job(Unlike), num_steps=1)
     assert not verdict.is_green

@@ -76,7 +76,7 @@ def scaler_of(job: job_pb2.JobSpec) -> ScalerSettings | None:
 
 def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) -> dict[int, Stage]:
     """Every stage of this worker, each real in its own part of the model only."""
-    build = calls.bind(job.model, "the model", where)
+    build = calls.bind_model(job, where)
     loss = calls.bind_loss(job, where)
     metrics = calls.bind_metrics(job, where)
     scaler = scaler_of(job)

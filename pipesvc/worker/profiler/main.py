@@ -70,7 +70,7 @@ class _Measuring:
     def __init__(self, job: job_pb2.JobSpec, where: Where, progress: ProgressReporter) -> None:
         self._job, self._where, self._progress = job, where, progress
         progress.busy("inspecting the model")
-        self._build = calls.bind(job.model, "the model", where)
+        self._build = calls.bind_model(job, where)
         self._loss = calls.bind_loss(job, where)
         optimizers = calls.bind_optimizers(job, where)
         parts = self._told(lambda: skeleton.inspect_parts(self._build, is_whole=is_one_stage(job)))
