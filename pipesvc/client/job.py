@@ -44,8 +44,9 @@ _BATCH_NORMS = ("per_micro_batch", "deferred")
 class Job:
     """One training run: what is trained, on what, and how it is spread."""
 
-    model: Callable[..., Any] | Call
-    """A function that returns the model: an nn.Module, or its layers as an nn.Sequential or a list of modules."""
+    model: Callable[..., Any] | Call | Sequence[Callable[..., Any] | Call]
+    """A function that returns the model: an nn.Module, or its layers as an nn.Sequential or a list of modules.
+    Or a list of functions, one for each stage, each of which returns the module of its stage."""
     optimizer: Optimizer | Mapping[str, Optimizer]
     """One for all parameters, or several by patterns (fnmatch) on their names: {"embed.*": ..., "*": ...}. Of these the
     first that matches takes a parameter, and each must be taken."""
@@ -115,7 +116,7 @@ class Job:
         return 0 if self.max_steps is not None and isinstance(self.data, DataSource) else 1
 
     def __post_init__(self) -> None:
-        as_call(self.model, what="model")
+        self._check_model()
         self._check_optimizer()
         if self.scheduler is not None:
             fix = "Write scheduler=pipesvc.Scheduler(torch.optim.lr_scheduler.StepLR, step_size=3)"
@@ -132,10 +133,32 @@ class Job:
         self._check_numbers()
         self._check_texts()
         checks.is_a("strategy", self.strategy, Strategy, "a pipesvc.Strategy", "Write strategy=pipesvc.Strategy(...)")
+        if (num_builders := len(self.builders)) > 1:
+            if not isinstance(self.optimizer, Optimizer) or self.optimizer.groups is not None:
+                raise refuse(
+                    "model has one builder for each stage, and the optimizer asks for the names of all parameters, "
+                    "which no stage knows then",
+                    "Use one optimizer without groups=, or let one function build the whole model",
+                )
+            object.__setattr__(self, "strategy", self.strategy.cut_between(num_builders))
         self._check_data()
         self._check_evaluation()
         if self.init is not None:
             weights_source.check("init", self.init)
+
+    @property
+    def builders(self) -> list[Call]:
+        """What builds the model: one function, or one for each of several stages."""
+        if not isinstance(self.model, list | tuple):
+            return [as_call(self.model, what="model")]  # type: ignore[arg-type]  # or no valid job comes of it
+        return [as_call(each, what=f"model[{index}]") for index, each in enumerate(self.model)]
+
+    def _check_model(self) -> None:
+        if len(self.builders) < 2 and isinstance(self.model, list | tuple):
+            raise refuse(
+                f"model is a list of {len(self.model)}: a list has one builder for each of several stages",
+                "For one function that builds the whole, write model=build_model",
+            )
 
     def _check_optimizer(self) -> None:
         if isinstance(self.optimizer, Optimizer):

@@ -40,6 +40,7 @@ _AUTOCASTS = {
     "float16": job_pb2.AUTOCAST_FLOAT16,
 }
 _PERIODS = {"step": job_pb2.SCHEDULER_PERIOD_STEP, "epoch": job_pb2.SCHEDULER_PERIOD_EPOCH}
+_STAGE: Final = "model of stage "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,9 +61,11 @@ def make_submission(job: Job, *, is_prediction: bool = False) -> Submission:
     arguments = {what: {name: resolve(each) for name, each in call.functions.items()} for what, call in calls.items()}
     resolved = [*references.values(), *(each for given in arguments.values() for each in given.values())]
     notebook = _notebook_of(resolved)
-    bundle = _bundle_of(job, references["model"], resolved, notebook)
+    first, *others = (references[what] for what in _model_calls(job))
+    bundle = _bundle_of(job, first, resolved, notebook)
     spec = job_pb2.JobSpec(
-        name=job.name or references["model"].qualname,
+        name=job.name or first.qualname,
+        stage_models=[types_pb2.Call() for _ in (first, *others) if others],
         data=_data_spec(job.data),
         evaluation=_evaluation_spec(job.evaluation, job.strategy) if job.evaluation is not None else None,
         strategy=_strategy_spec(job.strategy),
@@ -106,7 +109,7 @@ def make_submission(job: Job, *, is_prediction: bool = False) -> Submission:
 
 def _calls_of(job: Job, *, is_prediction: bool) -> dict[str, Call]:
     """Every function of the job, by its part in it."""
-    calls: dict[str, Call] = {"model": as_call(job.model, what="model")}
+    calls = _model_calls(job)
     if not is_prediction:
         calls |= optimizer_calls(job)
         for what in ("loss", "weight"):
@@ -120,6 +123,13 @@ def _calls_of(job: Job, *, is_prediction: bool) -> dict[str, Call]:
     if job.evaluation is not None:
         calls |= _evaluation_calls(job.evaluation)
     return calls
+
+
+def _model_calls(job: Job) -> dict[str, Call]:
+    """Of one builder, or one for each stage."""
+    builders = job.builders
+    names = ["model"] if len(builders) == 1 else [f"{_STAGE}{index}" for index in range(len(builders))]
+    return dict(zip(names, builders, strict=True))
 
 
 def measurable(job: Job, micro_batches: int | None = None) -> Job:
@@ -145,6 +155,8 @@ def _place_of(spec: job_pb2.JobSpec, what: str) -> types_pb2.Call:
         return spec.evaluation.data.source
     if what.startswith(_METRIC):
         return next(each.call for each in spec.evaluation.metrics if each.name == what.removeprefix(_METRIC))
+    if what.startswith(_STAGE):
+        return spec.stage_models[int(what.removeprefix(_STAGE))]
     place: types_pb2.Call = getattr(spec, what)
     return place
 

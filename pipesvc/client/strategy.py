@@ -7,7 +7,7 @@ stages would train another plan than was meant. So all of them are held against 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pipesvc.client import checks
@@ -67,6 +67,20 @@ class Strategy:
         for label, target in self.placement.items():
             checks.text("a slot in placement", label, 'Write placement={"gpu:0": "worker"}')
             checks.text(f"placement has {label!r}, whose worker", target, 'Write "worker" or "worker/device"')
+
+    def cut_between(self, num_builders: int) -> Strategy:
+        """The same for one builder for each stage. Refused where it says that the model is cut otherwise."""
+        between = tuple(range(1, num_builders))
+        if not self.pipeline:
+            return self
+        for name, value, fitting in (
+            ("num_stages", self.num_stages, (None, num_builders)),
+            ("boundaries", self.boundaries, ((), between, tuple(map(str, between)))),
+        ):
+            if (tuple(value) if isinstance(value, list) else value) not in fitting:
+                text = f"model has {num_builders} builders, one for each stage, but {name} is {checks.shown(value)}"
+                raise refuse(text, f"Leave {name} out")
+        return replace(self, boundaries=between)
 
     @property
     def is_open(self) -> bool:

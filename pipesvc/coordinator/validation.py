@@ -71,8 +71,7 @@ def _faults(run_id: str, job: job_pb2.JobSpec) -> Iterator[str]:
 
 
 def _faults_of_calls(job: job_pb2.JobSpec) -> Iterator[str]:
-    if not job.HasField("model"):
-        yield "the job has no model"
+    yield from _faults_of_model(job)
     if job.is_prediction and job.HasField("evaluation"):
         yield "a prediction is not evaluated"
     if job.HasField("weights"):
@@ -102,6 +101,20 @@ def _faults_of_optimizers(job: job_pb2.JobSpec) -> Iterator[str]:
         for group in each.groups:
             if not _is_object(group.options_json):
                 yield f"the options of the group {group.pattern!r} are not a JSON object"
+
+
+def _faults_of_model(job: job_pb2.JobSpec) -> Iterator[str]:
+    num_builders, strategy = len(job.stage_models), job.strategy
+    if not num_builders and not job.HasField("model"):
+        yield "the job has no model"
+    elif num_builders and job.HasField("model"):
+        yield "the job has a model and builders of stages: one of the two"
+    if num_builders and job.optimizers:
+        yield "the job has builders of stages, which know no names of each other, and optimizers by name"
+    for index, call in enumerate(job.stage_models):
+        yield from _faults_of_call(f"the model of stage {index}", call)
+    if num_builders and strategy.boundaries and list(strategy.boundaries) != list(range(1, num_builders)):
+        yield f"the job has {num_builders} builders of stages, and its boundaries are {list(strategy.boundaries)}"
 
 
 def _faults_of_weights(source: job_pb2.WeightsSource) -> Iterator[str]:

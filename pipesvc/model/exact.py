@@ -17,7 +17,7 @@ from pipesvc.model.keyed import KeyedBuild, Keys
 from pipesvc.model.modes import LARGE_BYTES, Faces, Operators
 from pipesvc.model.random_state import same_random_state_after
 from pipesvc.model.registry import Registry, number_of, unmark
-from pipesvc.model.sequence import NamedLayer, layers_of, parts_of, refuse_lazy
+from pipesvc.model.sequence import NamedLayer, as_one, layers_of, parts_of, refuse_lazy
 
 Build = Callable[[], object]
 LayersOf = Callable[[object], list[NamedLayer]]
@@ -52,10 +52,10 @@ def build_layers(build: Build, seed: int, owned: Collection[int]) -> list[NamedL
     return _built(build, seed, first_pass(build), owned, layers_of)
 
 
-def build_keyed(build: KeyedBuild, seed: int) -> list[NamedLayer]:
+def build_keyed(build: KeyedBuild, seed: int, layers_of: LayersOf = parts_of) -> list[NamedLayer]:
     """All layers, or the one module without a name, with all values."""
-    first = first_pass(build, parts_of)
-    return _built(build, seed, first, range(len(first.layers)), parts_of)
+    first = first_pass(build, layers_of)
+    return _built(build, seed, first, range(len(first.layers)), layers_of)
 
 
 def _built(build: Build, seed: int, first: FirstPass, owned: Collection[int], layers_of: LayersOf) -> list[NamedLayer]:
@@ -74,7 +74,7 @@ def _built(build: Build, seed: int, first: FirstPass, owned: Collection[int], la
 
 def build_module(build: Build, seed: int, owned: Collection[str]) -> nn.Module:
     """The model, whose parameters and buffers named in `owned` are as in the plain build, the others on meta."""
-    first = first_pass(build, _as_one)
+    first = first_pass(build, as_one)
     shapes = first.layers[0][1]
     unknown = sorted(set(owned) - _state(shapes).keys())
     if unknown:
@@ -84,17 +84,11 @@ def build_module(build: Build, seed: int, owned: Collection[str]) -> nn.Module:
         return shapes
     kept, dropped = _needed(first, _with_parametrized(shapes, _holders(shapes, owned)))
     del shapes
-    model = _second_pass(build, seed, first, kept, dropped, _as_one)[0][1]
+    model = _second_pass(build, seed, first, kept, dropped, as_one)[0][1]
     for path, module in _holders(model, owned).items():
         _check_real(path, module)
     _keep(model, owned)
     return model
-
-
-def _as_one(model: object) -> list[NamedLayer]:
-    if not isinstance(model, nn.Module):
-        raise PipesvcError(ErrorCode.INVALID_JOB, f"the model function gave a {type(model).__name__}, not a module")
-    return [("", model)]
 
 
 def _second_pass(

@@ -38,6 +38,13 @@ def parts_of(model: object) -> list[NamedLayer]:
     return layers_of(model)
 
 
+def as_one(model: object) -> list[NamedLayer]:
+    """A module as one part, also where it is a list."""
+    if not isinstance(model, nn.Module):
+        raise PipesvcError(ErrorCode.INVALID_JOB, f"the model function gave a {type(model).__name__}, not a module")
+    return [("", model)]
+
+
 def layers_of(model: object) -> list[NamedLayer]:
     """Each layer with its name in the state dict; a nested Sequential is one layer."""
     layers: list[NamedLayer] = []

@@ -34,7 +34,8 @@ from pipesvc.model.layer_infos import layer_info, shared_parameter
 from pipesvc.model.marks import mark_of
 from pipesvc.model.random_state import same_random_state_after
 from pipesvc.model.replay.units import units_of
-from pipesvc.model.sequence import NamedLayer, parts_of, refuse_lazy, shared_parameters
+from pipesvc.model.sequence import NamedLayer, as_one, layers_of, parts_of, refuse_lazy, shared_parameters
+from pipesvc.model.stage_builds import StageBuilds
 
 Build = Callable[[], object]
 
@@ -45,6 +46,8 @@ def inspect_parts(build: Build, *, is_whole: bool = False) -> list[NamedLayer]:
     Without a draw and without values, so that a model larger than this host can be looked at, and one that cannot be
     built in parts is refused. `is_whole` says that it will not be: then it is built as it is.
     """
+    if isinstance(build, StageBuilds):
+        return _stages_looked_at(build)
     if not is_whole or isinstance(build, KeyedBuild):
         with _saying_what_keys_need(build, is_whole=is_whole):
             layers: list[NamedLayer] = _exact().first_pass(build, parts_of).layers
@@ -79,6 +82,52 @@ def state_shapes(layers: Sequence[NamedLayer]) -> dict[str, torch.Tensor]:
     return state
 
 
+def _stages_looked_at(stages: StageBuilds) -> list[NamedLayer]:
+    """One after the other; what cannot be built on shapes is built and emptied."""
+    modules: list[object] = []
+    for index, build in enumerate(stages.builds):
+        with _naming_the_stage(index), _saying_what_keys_need(build, is_whole=True):
+            try:
+                ((_, module),) = _exact().first_pass(build, as_one).layers
+            except PipesvcError as error:
+                if error.code is not ErrorCode.BUILD_FAILED or isinstance(build, KeyedBuild):
+                    raise
+                with same_random_state_after():
+                    ((_, module),) = as_one(build())
+                    refuse_lazy([("", module)])
+                    module = module.to("meta")
+        modules.append(module)
+    layers = layers_of(modules)
+    for name, held in shared_parameters(layers).items():
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            f"the builders of stages {', '.join(map(str, held.layers))} give the same parameter {name!r}",
+            advice="Each runs on its own worker, so they can share nothing: let one function build the whole model.",
+        )
+    return layers
+
+
+def _stage(build: Build, seed: int, index: int) -> NamedLayer:
+    """Alone, with a seed of its own."""
+    with _naming_the_stage(index):
+        if isinstance(build, KeyedBuild):
+            ((_, module),) = _exact().build_keyed(build, seed + index, as_one)
+            return str(index), module
+        torch.manual_seed(seed + index)
+        ((_, module),) = as_one(build())
+        refuse_lazy([("", module)])
+        return str(index), module
+
+
+@contextmanager
+def _naming_the_stage(index: int) -> Iterator[None]:
+    try:
+        yield
+    except PipesvcError as error:
+        details = replace(error.details, message=f"the builder of stage {index}: {error.details.message}")
+        raise PipesvcError.of(details) from error.__cause__
+
+
 def inspect_units(model: nn.Module) -> list[LayerInfo]:
     """What replay would take for the layers of this module, before its forward has said in which order."""
     counted: set[int] = set()
@@ -87,6 +136,8 @@ def inspect_units(model: nn.Module) -> list[LayerInfo]:
 
 def whole(build: Build, seed: int) -> list[NamedLayer]:
     """The plain build of all layers, or of the one module without a name."""
+    if isinstance(build, StageBuilds):
+        return [_stage(each, seed, index) for index, each in enumerate(build.builds)]
     if isinstance(build, KeyedBuild):
         with _saying_what_keys_need(build, is_whole=True):
             keyed: list[NamedLayer] = _exact().build_keyed(build, seed)
@@ -98,10 +149,14 @@ def whole(build: Build, seed: int) -> list[NamedLayer]:
 
 
 def build_layers(build: Build, seed: int, owned: Collection[int]) -> list[NamedLayer]:
-    """All layers: those at the indices `owned` as `whole` gives them, the others as shapes alone (meta).
+    """All layers: those at the indices `owned` as `whole` gives them, the others as shapes alone (meta);
+    of one builder for each stage, without anything.
 
     To be called inside `malloc.while_building`, or freed tensors stay with the process.
     """
+    if isinstance(build, StageBuilds):
+        builds = enumerate(build.builds)
+        return [_stage(each, seed, index) if index in owned else (str(index), nn.Module()) for index, each in builds]
     layers: list[NamedLayer] = _exact().build_layers(build, seed, owned)
     return layers
 

@@ -24,6 +24,7 @@ from pipesvc.model.fingerprint import numeric_fingerprint
 from pipesvc.model.keyed import KeyedBuild
 from pipesvc.model.random_state import same_random_state_after
 from pipesvc.model.sequence import named_parameters
+from pipesvc.model.stage_builds import StageBuilds
 from pipesvc.verification.plain_model import PlainModel, plain_model
 from pipesvc.verification.plain_updates import PlainUpdates, called
 from pipesvc.worker.feeder.batches import CutStep, cut_step
@@ -79,7 +80,8 @@ def _train(job: Job, steps: Sequence[CutStep], random_modules: Collection[str]) 
     layers = skeleton.whole(_model_of(job), job.seed)
     model = plain_model(layers, job.seed, random_modules)
     updates = PlainUpdates(job, named_parameters(layers))
-    statistics = RunningStatistics(dict(model.module.named_modules()), is_deferred=job.batch_norm == "deferred")
+    modules = {path: module for name, layer in layers for path, module in layer.named_modules(prefix=name)}
+    statistics = RunningStatistics(modules, is_deferred=job.batch_norm == "deferred")
     losses = []
     for number, step in enumerate(steps, 1):
         updates.begin(step.raw.epoch)
@@ -109,5 +111,5 @@ def _accumulate(
 
 
 def _model_of(job: Job) -> Callable[[], Any]:
-    build = called(job.model)
-    return KeyedBuild(build) if job.init == BY_NAME else build
+    builds = [KeyedBuild(called(call)) if job.init == BY_NAME else called(call) for call in job.builders]
+    return StageBuilds(builds) if len(builds) > 1 else builds[0]

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model.keyed import KeyedBuild
+from pipesvc.model.stage_builds import StageBuilds
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
 from pipesvc.worker.executor.optimizing import SchedulerChoice
 from pipesvc.worker.executor.parameter_groups import OptimizerChoice
@@ -30,8 +31,15 @@ def bind(call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any]:
 
 
 def bind_model(job: job_pb2.JobSpec, where: Where) -> Callable[[], Any]:
-    build = bind(job.model, "the model", where)
-    return KeyedBuild(build) if job.keys_init_by_name else build
+    """What builds the model: one function, or one for each stage."""
+
+    def bound(call: types_pb2.Call, role: str) -> Callable[[], Any]:
+        build = bind(call, role, where)
+        return KeyedBuild(build) if job.keys_init_by_name else build
+
+    if job.stage_models:
+        return StageBuilds([bound(call, f"the model of stage {index}") for index, call in enumerate(job.stage_models)])
+    return bound(job.model, "the model")
 
 
 def bind_optional(is_given: bool, call: types_pb2.Call, role: str, where: Where) -> Callable[..., Any] | None:

@@ -115,6 +115,7 @@ FIELDS: list[tuple[Make, str, Sequence[object]]] = [
     (evaluation, "every", (None, 3, "step", np.array(["epoch", "a"]), Rude())),
     *((evaluation, name, NO_COUNT) for name in ("every_steps", "micro_batches")),
     (evaluation, "metrics", (None, [1], "a", build, {"": build}, {3: build}, {"a": 3}, {"a": int}, {"a\n": build})),
+    (job, "model", ([], [build], (build,), [build, 3], [build, "x"], {build, build}, [[build, build]])),
     *((job, name, ("x", 3, Rude())) for name in ("model", "loss", "weight", "optimizer")),
     (job, "optimizer", ({}, {"": Optimizer(torch.optim.SGD)}, {"*": torch.optim.SGD}, {3: Optimizer(torch.optim.SGD)})),
     (LocalCluster, "num_workers", (*NO_COUNT, 10_000)),

@@ -264,3 +264,29 @@ def test_an_evaluation_has_labels_where_the_training_has_some() -> None:
     evaluation = Evaluation(data=DataSource(reader, batch_size=8, labels=False))
     with pytest.raises(PipesvcError, match="labels=True and the data of evaluation has labels=False"):
         job(evaluation=evaluation)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_stages": 3}, "model has 2 builders, one for each stage, but num_stages is 3"),
+        ({"boundaries": (2,)}, r"but boundaries is \(2,\)"),
+        ({"boundaries": "auto"}, "but boundaries is 'auto'"),
+    ],
+)
+def test_builders_of_stages_say_how_many_there_are(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(PipesvcError, match=said):
+        job(model=[build_model, build_model], strategy=Strategy(**changes))
+
+
+def test_a_strategy_may_say_the_same_as_the_builders() -> None:
+    for changes in ({}, {"num_stages": 2}, {"boundaries": (1,)}, {"boundaries": ["1"]}):
+        made = job(model=[build_model, build_model], strategy=Strategy(**changes))
+        assert made.strategy.boundaries == (1,)
+    assert job(model=[build_model, build_model], strategy=Strategy(pipeline=False)).strategy.boundaries == ()
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer(Sgd, groups={"*.bias": {"lr": 0.0}}), {"*": Optimizer(Sgd)}])
+def test_builders_of_stages_know_no_names_of_each_other(optimizer: object) -> None:
+    text = _refusal(lambda: job(model=[build_model, build_model], optimizer=optimizer))
+    assert "the optimizer asks for the names of all parameters" in text

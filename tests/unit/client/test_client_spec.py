@@ -107,6 +107,7 @@ def test_every_field_of_the_message_is_filled(user: object) -> None:
     spec = submission.spec
     not_for_this_job = {
         "keys_init_by_name",
+        "stage_models",
         "recompute_patterns",
         "is_prediction",
         "num_stages",
@@ -146,12 +147,6 @@ def test_every_field_of_the_message_is_filled(user: object) -> None:
     assert dict(spec.scheduler.make.functions) == {"lr_lambda": "spec_user_module:halved"}
     assert spec.scheduler.every == job_pb2.SCHEDULER_PERIOD_EPOCH
     assert spec.bundle_sha256 == submission.bundle.sha256
-
-
-def test_weights_that_are_drawn_by_name_are_none_to_load(user: object) -> None:
-    spec = make_submission(dataclasses.replace(_full_job(user), init="by_name")).spec
-    assert spec.keys_init_by_name
-    assert not spec.HasField("weights")
 
 
 def test_every_field_of_the_job_changes_the_message(user: object) -> None:

@@ -64,6 +64,22 @@ def with_optimizer(**fields: Any) -> Callable[[job_pb2.JobSpec], None]:
     return spoil
 
 
+def with_builders(boundaries: list[int], *targets: str) -> Callable[[job_pb2.JobSpec], None]:
+    def spoil(job: job_pb2.JobSpec) -> None:
+        job.ClearField("model")
+        for target in targets:
+            job.stage_models.add(target=target)
+        job.strategy.is_pipelined = True
+        job.strategy.boundaries[:] = boundaries
+
+    return spoil
+
+
+def with_optimizers_by_name(job: job_pb2.JobSpec) -> None:
+    with_builders([1], "a:b", "a:b")(job)
+    with_optimizer(pattern="*")(job)
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -93,6 +109,10 @@ def with_optimizer(**fields: Any) -> Callable[[job_pb2.JobSpec], None]:
         ),
         (lambda job: job.strategy.boundaries.extend([3, 1]), "boundaries [3, 1] do not ascend"),
         (lambda job: job.ClearField("model"), "the job has no model"),
+        (lambda job: job.stage_models.add(target="a:b"), "a model and builders of stages: one of the two"),
+        (with_builders([1], "a:b", "a:b", "a:b"), "3 builders of stages, and its boundaries are [1]"),
+        (with_optimizers_by_name, "which know no names of each other, and optimizers by name"),
+        (with_builders([1], "a:b", "rm -r"), "the model of stage 1 is 'rm -r', which is not"),
         (lambda job: job.ClearField("optimizer"), "the job has no optimizer"),
         (lambda job: job.optimizers.add(make=job.optimizer), "one optimizer for all parameters, and a list of them"),
         (with_optimizer(group_rule={"target": "no name"}), "group rule of the optimizer is 'no name'"),

@@ -224,8 +224,7 @@ class Cluster:
         return self.losses
 
     def state(self) -> dict[str, Tensor]:
-        stages = [self.stages[index] for index in sorted(self.stages)]
-        return {name: value for stage in stages for name, value in stage.state_dict().items()}
+        return {name: value for _, stage in sorted(self.stages.items()) for name, value in stage.state_dict().items()}
 
     def close(self) -> None:
         self.network.close()
