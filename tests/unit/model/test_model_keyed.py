@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model import modes, trunc_normal
 from pipesvc.model.keyed import KeyedBuild
-from pipesvc.model.skeleton import build_layers, build_module, inspect_layers, whole
-from tests.unit.model.ranges import build_range
+from pipesvc.model.skeleton import build_layers, build_module, whole
+from tests.unit.model.ranges import build_range, inspect_layers
 from tests.unit.model.test_model_build import MODELS, Build, _is_same, linears
 from tests.unit.model.test_model_module import BUILDS, state_of
 

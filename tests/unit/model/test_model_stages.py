@@ -7,10 +7,10 @@ import torch
 
 from pipesvc.errors import PipesvcError
 from pipesvc.model.keyed import KeyedBuild
-from pipesvc.model.skeleton import build_layers, inspect_layers, whole
+from pipesvc.model.skeleton import build_layers, whole
 from pipesvc.model.stage_builds import StageBuilds
 from tests.integration import stage_jobs
-from tests.unit.model.ranges import build_range
+from tests.unit.model.ranges import build_range, inspect_layers
 
 SEED = 7
 STAGES = StageBuilds([stage_jobs.bottom, stage_jobs.middle, stage_jobs.top])
