@@ -101,6 +101,9 @@ def take(record: RunRecord, turn: Turn, report: local_pb2.FromChild) -> None:
             evaluation.passes.end(report.data_ended.num_steps)
         case "step_applied":
             evaluation.apply(report.step_applied, turn.now_s)
+            if report.step_applied.metric_warnings:
+                record.other_warnings.extend(report.step_applied.metric_warnings)
+                record.is_changed = True
     if evaluation.passes.is_complete:
         found = evaluation.record([metric.name for metric in record.job.evaluation.metrics], turn.now_s)
         turn.commands.append(RecordEvaluation(run_id=record.run_id, record=found))

@@ -1,5 +1,7 @@
 """Tries the first micro-batch in the model when a job is submitted, so that sizes that do not fit are told at once.
 
+Of a job with an evaluation, the first one of its data too, with the metrics: else they are first asked hours later.
+
 Only the truth is told: the layers are the real ones, the rows are the source's own, and what cannot be tried here (a
 stream, a large model, a source that is slow) is left to the first step, which names the same fault. What fails on this
 host may not fail on the one that the plan gives the layer to, so the coordinator, who knows the plan, decides.
@@ -31,7 +33,7 @@ from pipesvc.worker.executor.precision import autocast_dtype
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.feeder.batches import CutStep, cut_step
-from pipesvc.worker.feeder.source import Reading, read
+from pipesvc.worker.feeder.source import Reading, evaluation_reading, read
 from pipesvc.worker.inspection import Inspection
 from pipesvc.worker.progress import ProgressReporter
 
@@ -51,7 +53,8 @@ def find_misfit(
     User code runs on this thread, the main one, as it will in the run; `give_up` is called on another one when the
     time is over, and should end the process.
     """
-    if job.data.is_streamed or found.model_bytes > MAX_MODEL_BYTES:
+    has_rows = not job.data.is_streamed or job.HasField("evaluation")
+    if not has_rows or found.model_bytes > MAX_MODEL_BYTES:
         return None
     timer = threading.Timer(TRIAL_LIMIT_S, give_up)
     timer.daemon = True
@@ -69,7 +72,7 @@ def _try(
     found: Inspection, job: job_pb2.JobSpec, where: Where, progress: ProgressReporter
 ) -> local_pb2.DataMisfit | None:
     batch = found.batch
-    if batch is None:
+    if batch is None and not job.data.is_streamed:
         progress.busy("reading a first batch from the data source, to try it")
         try:
             batch = first_batch(job, where)
@@ -80,14 +83,30 @@ def _try(
     reached: list[int] = []
     for index, layer in _watched(layers, found.layers):
         layer.register_forward_pre_hook(partial(_note, reached, index))
+    stage = _whole_stage(layers, job, where)
+    misfit = None
+    if batch is not None:
+        misfit = _tried(partial(_forward, stage, batch, job), "the first micro-batch", reached, where)
+    if misfit is not None or not job.HasField("evaluation"):
+        return misfit
+    progress.busy("trying the first micro-batch of the evaluation data, and the metrics")
     try:
-        _forward(layers, batch, job, where)
+        batch = _first_evaluated(job, where)
+    except PipesvcError as error:
+        return _misfit(error.details)
+    reached.clear()
+    return _tried(partial(_evaluate, stage, batch), "the first micro-batch of the evaluation data", reached, where)
+
+
+def _tried(run: Callable[[], object], what: str, reached: Sequence[int], where: Where) -> local_pb2.DataMisfit | None:
+    try:
+        run()
     except PipesvcError as error:
         if isinstance(error.__cause__, MemoryError):
             raise  # no worker will hold all layers
         details = error.at(where).details
-        message = f"tried before the start, the first micro-batch does not pass the model: {details.message}"
-        details = replace(details, message=message, where=replace(details.where, stage=None))
+        message = f"tried before the start, {what} does not pass the model: {details.message}"
+        details = replace(details, message=message, where=replace(details.where, step=None, stage=None))
         return _misfit(details, layer=reached[-1] if reached else 0)
     return None
 
@@ -125,8 +144,16 @@ def first_batch(job: job_pb2.JobSpec, where: Where) -> CutStep:
     return cut_step(raw, reading.num_micro_batches, calls.bind_weight(job, where), where)
 
 
-def _forward(layers: Sequence[sequence.NamedLayer], batch: CutStep, job: job_pb2.JobSpec, where: Where) -> None:
-    """What a run of one stage does with its first micro-batch."""
+def _first_evaluated(job: job_pb2.JobSpec, where: Where) -> CutStep:
+    """The same of the evaluation data, which must be a source of its own."""
+    reading = evaluation_reading(job, where)
+    raw = next(filter(None, read(calls.bind(reading.data.source, reading.name, where), reading)))
+    weight = calls.bind_weight(job, where)
+    return cut_step(raw, job.evaluation.micro_batches, weight, where, may_count_nothing=True)
+
+
+def _whole_stage(layers: Sequence[sequence.NamedLayer], job: job_pb2.JobSpec, where: Where) -> Stage:
+    """That of a run of one stage."""
     spec = StageSpec(
         index=0,
         num_stages=1,
@@ -135,18 +162,42 @@ def _forward(layers: Sequence[sequence.NamedLayer], batch: CutStep, job: job_pb2
         seed=0,
         loss=calls.bind_loss(job, where),
         check_finite=False,
+        metrics=calls.bind_metrics(job, where),
         autocast=autocast_dtype(job.autocast),
         defers_batch_norm=job.defers_batch_norm,
     )
-    stage = Stage(spec, uncut_program(spec, layers), lambda _: Updates())
-    labels = None if batch.labels is None else parcel_of(batch.labels[0])
-    inputs = {FEEDER: parcel_of(batch.inputs[0])}
+    return Stage(spec, uncut_program(spec, layers), lambda _: Updates())
+
+
+def _forward(stage: Stage, batch: CutStep, job: job_pb2.JobSpec) -> None:
+    """What a run does with its first micro-batch."""
     if job.is_prediction:
-        for _, layer in layers:
-            layer.eval()
-        stage.predict(1, 0, inputs)
+        _to_eval_mode(stage)
+        stage.predict(1, 0, _inputs(batch, 0))
     else:
-        stage.forward(1, 0, inputs, labels)
+        stage.forward(1, 0, _inputs(batch, 0), _labels(batch, 0))
+
+
+def _evaluate(stage: Stage, batch: CutStep) -> None:
+    """What an evaluation does with its first one that counts; raises what the first metric meets that fails."""
+    _to_eval_mode(stage)
+    index = next((index for index, share in enumerate(batch.shares) if share), 0)
+    stage.evaluate(1, index, _inputs(batch, index), _labels(batch, index), batch.shares[index])
+    for failure in stage.take_failures():
+        raise failure
+
+
+def _to_eval_mode(stage: Stage) -> None:
+    for root in stage.roots().values():
+        root.eval()
+
+
+def _inputs(batch: CutStep, index: int) -> dict[int, Parcel]:
+    return {FEEDER: parcel_of(batch.inputs[index])}
+
+
+def _labels(batch: CutStep, index: int) -> Parcel | None:
+    return None if batch.labels is None else parcel_of(batch.labels[index])
 
 
 def parcel_of(value: Any) -> Parcel:

@@ -33,6 +33,12 @@ def no_number(outputs: Tensor, labels: Tensor) -> Tensor:
     return outputs
 
 
+def only_of_full_batches(outputs: Tensor, labels: Tensor) -> float:
+    if len(labels) < 8:
+        raise ValueError(f"{len(labels)} rows")
+    return 1.0
+
+
 def shuffled(num_rows: int) -> Iterator[Sample]:
     """Draws from every generator that a source may draw from, and not only when it is opened."""
     rows = list(jobs.samples(num_rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -99,19 +100,38 @@ def test_n19_training_has_the_same_numbers_with_and_without_evaluations(cluster:
         (make_evaluation(metrics={"outputs": evaluation_jobs.no_number}), ErrorCode.INVALID_JOB, "not a number"),
         (make_evaluation(jobs.wide_samples), ErrorCode.STAGE_FAILED, "forward of layer '0' (Linear)"),
         (make_evaluation(evaluation_jobs.empty), ErrorCode.DATA_SOURCE_FAILED, "gave no batch"),
-        (make_evaluation(evaluation_jobs.torn), ErrorCode.DATA_SOURCE_FAILED, "row 9 is torn"),
     ],
 )
-def test_what_fails_in_an_evaluation_is_told_with_its_place(
+def test_a13_what_fails_in_the_first_micro_batch_of_an_evaluation_is_refused_at_submit(
     cluster: pipesvc.Client, evaluation: pipesvc.Evaluation, code: ErrorCode, said: str
 ) -> None:
     with pytest.raises(PipesvcError) as caught:
-        cluster.submit(make_job(evaluation)).wait()
+        cluster.submit(make_job(evaluation))
     assert caught.value.code == code
     assert said in caught.value.details.message
-    assert "evaluation after step 5" in caught.value.details.message
+    assert caught.value.details.where.worker
+
+
+def test_what_fails_later_in_an_evaluation_is_told_with_its_place(cluster: pipesvc.Client) -> None:
+    with pytest.raises(PipesvcError) as caught:
+        cluster.submit(make_job(make_evaluation(evaluation_jobs.torn))).wait()
+    assert caught.value.code == ErrorCode.DATA_SOURCE_FAILED
+    assert "'row 9 is torn', in the evaluation after step 5" in caught.value.details.message
     assert caught.value.details.where.step == 5
     assert caught.value.details.where.worker
+
+
+def test_a_metric_that_fails_later_leaves_the_run_its_weights(cluster: pipesvc.Client) -> None:
+    """It fails in the third batch of each evaluation alone, so not in what is tried at submit."""
+    metrics = {"accuracy": accuracy, "small": evaluation_jobs.only_of_full_batches}
+    run = cluster.submit(make_job(make_evaluation(metrics=metrics, micro_batches=1), epochs=2))
+    with pytest.warns(
+        pipesvc.PipesvcWarning, match="the metric 'small' on .*: ValueError: 6 rows, in micro-batch 0 of"
+    ):
+        run.wait()
+    assert run.state_dict()
+    assert [math.isnan(each.metrics["small"]) for each in run.evaluations()] == [True, True]
+    assert all(math.isfinite(each.metrics["accuracy"]) for each in run.evaluations())
 
 
 def test_rows_that_weigh_nothing_do_not_count(cluster: pipesvc.Client) -> None:

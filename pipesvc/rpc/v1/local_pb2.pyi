@@ -255,18 +255,20 @@ class DataEnded(_message.Message):
     def __init__(self, num_steps: _Optional[int] = ..., kind: _Optional[_Union[PassKind, str]] = ...) -> None: ...
 
 class StepApplied(_message.Message):
-    __slots__ = ("step", "stage", "loss", "kind", "metrics")
+    __slots__ = ("step", "stage", "loss", "kind", "metrics", "metric_warnings")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    METRIC_WARNINGS_FIELD_NUMBER: _ClassVar[int]
     step: int
     stage: int
     loss: float
     kind: PassKind
     metrics: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., loss: _Optional[float] = ..., kind: _Optional[_Union[PassKind, str]] = ..., metrics: _Optional[_Iterable[float]] = ...) -> None: ...
+    metric_warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., loss: _Optional[float] = ..., kind: _Optional[_Union[PassKind, str]] = ..., metrics: _Optional[_Iterable[float]] = ..., metric_warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("phase", "step", "stage", "micro_batch", "awaiting", "since_unix_ns")

@@ -5,6 +5,7 @@ What tells the two apart is here: the actions, the mode of the modules, the rand
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.program import Parcels
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.port_like import PortLike
+
+_log = logging.getLogger("pipesvc.executor")
 
 # Such passes draw random numbers for steps that no training reaches; the same ones in each evaluation.
 _FIRST_SEEDED: Final = 1 << 48
@@ -91,7 +94,22 @@ def forward(
     return found.outputs
 
 
-def measured(step: Pass, stage: Stage) -> list[float]:
+def applied(step: Pass, stage: Stage) -> local_pb2.StepApplied:
+    """The report of this stage, after its last action of the pass."""
+    issue = step.issue
+    report = local_pb2.StepApplied(step=issue.step, stage=stage.spec.index, kind=issue.kind)
+    if measured := _measured(step, stage):
+        report.loss = measured[0]
+        report.metrics.extend(measured[1:])
+    for error in stage.take_failures():
+        details = error.details
+        said = f"{details.message}, in micro-batch {details.where.micro_batch} of {step.name}"
+        report.metric_warnings.append(f"{said}: the metric is nan where it fails, and training goes on")
+        _log.warning("%s\n%s", said, details.traceback)
+    return report
+
+
+def _measured(step: Pass, stage: Stage) -> list[float]:
     """Loss and metrics, from the last stage alone. A prediction has no loss."""
     if step.issue.kind == local_pb2.PASS_KIND_PREDICTION:
         return [math.nan] if stage.spec.is_last else []

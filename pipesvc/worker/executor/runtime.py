@@ -270,12 +270,7 @@ class Runtime:
             weights.send(self._settings.edges, stage, self._outbox, step.issue.step)
         for message in self._trace.drain():
             self._port.report(message)
-        issue = step.issue
-        applied = local_pb2.StepApplied(step=issue.step, stage=stage.spec.index, kind=issue.kind)
-        if measured := passes.measured(step, stage):
-            applied.loss = measured[0]
-            applied.metrics.extend(measured[1:])
-        self._port.report(local_pb2.FromChild(step_applied=applied))
+        self._port.report(local_pb2.FromChild(step_applied=passes.applied(step, stage)))
 
     def _take(self, link: Link, step: int, micro_batch: int) -> Parcel:
         parcel = self._inbox.take(link, step, micro_batch)

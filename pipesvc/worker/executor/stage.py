@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipesvc.errors import Where
+from pipesvc.errors import PipesvcError, Where
 from pipesvc.model.batch_norm import RunningStatistics
 from pipesvc.model.deferral import Late
 from pipesvc.model.random_state import same_random_state_after
@@ -61,6 +61,9 @@ class Stage:
         self._losses: dict[int, Tensor] = {}
         # Of an evaluation: the loss and the metrics of each micro-batch that counts.
         self._measured: dict[int, list[float]] = {}
+        # By name, what metrics have met that nobody has been told.
+        self._failures: dict[str, PipesvcError] = {}
+        self._told: set[str] = set()
 
     @property
     def num_live(self) -> int:
@@ -100,7 +103,9 @@ class Stage:
             found = self._program.forward(step, micro_batch, inputs)
             if self.spec.is_last and share:
                 where = Where(step=step, stage=self.spec.index, micro_batch=micro_batch)
-                self._measured[micro_batch] = measures.measure(self.spec, found.result, labels, where)
+                measured = measures.measure(self.spec, found.result, labels, where)
+                self._measured[micro_batch] = measured.values
+                self._failures = measured.failures | self._failures
         return found.outputs
 
     def predict(self, step: int, micro_batch: int, inputs: Parcels) -> Forwarded:
@@ -182,6 +187,13 @@ class Stage:
             totals = [total + shares[micro_batch] * value for total, value in zip(totals, values, strict=True)]
         self._measured.clear()
         return totals
+
+    def take_failures(self) -> list[PipesvcError]:
+        """What metrics have met, of each the first alone: it may fail in every micro-batch from then on."""
+        found = {name: error for name, error in self._failures.items() if name not in self._told}
+        self._told.update(found)
+        self._failures.clear()
+        return list(found.values())
 
     def roots(self) -> dict[str, nn.Module]:
         return self._program.roots()

@@ -17,7 +17,7 @@ from pipesvc.worker.feeder.feeder import Feeder, FeederSettings, Supply
 from pipesvc.worker.feeder.preparation import Preparation
 from pipesvc.worker.feeder.reader import Reader
 from pipesvc.worker.feeder.routes import routes_of
-from pipesvc.worker.feeder.source import Reading, read
+from pipesvc.worker.feeder.source import Reading, evaluation_reading, read
 from pipesvc.worker.feeder.stream import STREAM_LINK, StreamReader
 from pipesvc.worker.port_like import PortLike
 
@@ -84,15 +84,7 @@ def _evaluation(
     source = calls.bind_evaluation_source(job, where)
     if source is None:
         return None
-    reading = Reading(
-        data=spec.data,
-        num_micro_batches=1,
-        num_epochs=1,
-        max_steps=0,
-        seed=job.seed,
-        where=where,
-        name="the evaluation data source",
-    )
+    reading = evaluation_reading(job, where)
     weight = calls.bind_weight(job, where)
     evaluation = EvaluationSettings(
         open_source=lambda: read(source, reading),

@@ -48,6 +48,19 @@ class Reading:
         )
 
 
+def evaluation_reading(job: job_pb2.JobSpec, where: Where) -> Reading:
+    """One evaluation's: all of its data once, in batches that are cut later."""
+    return Reading(
+        data=job.evaluation.data,
+        num_micro_batches=1,
+        num_epochs=1,
+        max_steps=0,
+        seed=job.seed,
+        where=where,
+        name="the evaluation data source",
+    )
+
+
 def read(source: Callable[[], Any], reading: Reading) -> Iterator[RawStep | None]:
     """Every step of the run, in order; None: a batch has come, but no step is whole yet.
 

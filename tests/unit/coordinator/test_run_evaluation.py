@@ -25,6 +25,7 @@ class EvaluatingWorld(World):
         self.batches = batches
         self.epochs: dict[int, int] = {}
         self.issued: list[str] = []
+        self.metric_warnings: list[str] = []
         self.add_worker("a")
         self.add_worker("b")
 
@@ -53,6 +54,8 @@ class EvaluatingWorld(World):
                 self.issued.append(f"batch {issue.step} after {issue.after_step}")
                 _, _, applied.loss, metric = self.batches[issue.step - 1]
                 applied.metrics.append(metric)
+                applied.metric_warnings.extend(self.metric_warnings)
+                self.metric_warnings.clear()
             self._report(worker, to_run.run_id, to_run.role, "evaluated", local_pb2.FromChild(step_applied=applied))
 
     def _report(
@@ -183,3 +186,14 @@ def test_a_report_that_contradicts_the_evaluation_ends_the_run() -> None:
     world.say("b", types_pb2.ROLE_EXECUTOR, local_pb2.FromChild(step_applied=wrong))
     assert world.state() == "FAILED"
     assert "0 metrics came of batch 1, and the job has 1" in world.run().error.message
+
+
+def test_a_metric_that_fails_warns_and_the_run_goes_on_to_its_weights() -> None:
+    world = EvaluatingWorld(num_steps=2, batches=((2.0, 2, 1.0, math.nan),))
+    world.metric_warnings.append("the metric 'accuracy' met something")
+    world.submit(job=evaluated_job(every_steps=1))
+    assert [record.metrics[0].value for record in world.evaluations()] == [pytest.approx(math.nan, nan_ok=True)] * 2
+    assert [record.loss for record in world.evaluations()] == [1.0, 1.0]
+    assert list(world.run().warnings) == ["the metric 'accuracy' met something"]
+    assert world.state() == "COMPLETED"
+    assert world.run().has_weights

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.core import split
-from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model.calling import arguments_of
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.worker.executor.optimizing import SchedulerChoice
@@ -34,9 +33,13 @@ from tests.unit.executor.network import (
 )
 from tests.unit.executor.test_modules import make_setup
 
+# What the reports of a test have said of its metrics.
+WARNINGS: list[str] = []
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
+    WARNINGS.clear()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -86,6 +89,7 @@ def evaluate(cluster: Cluster, batches: Sequence[Batch], after_step: int) -> lis
         (number, stage) for number in range(1, len(batches) + 1) for stage in stages
     ]
     assert all(each.kind == local_pb2.PASS_KIND_EVALUATION for each in reports)
+    WARNINGS.extend(warning for each in reports for warning in each.metric_warnings)
     return [[each.loss, *each.metrics] for each in reports if each.HasField("loss")]
 
 
@@ -265,25 +269,3 @@ def test_no_graph_is_kept_of_an_evaluation() -> None:
         Setup(make_layers=noisy_layers, cuts=(2,), loss=loss), random_batches(1, 1), random_batches(1, 1)
     )
     assert kept == [True, False, True]  # the last one is the plain loop's
-
-
-@pytest.mark.parametrize(
-    ("metric", "code", "said"),
-    [
-        (lambda outputs, labels: outputs[99], ErrorCode.STAGE_FAILED, "the metric 'spread'"),
-        (lambda outputs, labels: outputs, ErrorCode.INVALID_JOB, "the metric 'spread' gave"),
-        (lambda outputs, labels: "good", ErrorCode.INVALID_JOB, "not a number"),
-    ],
-)
-def test_a_metric_that_fails_is_told_with_its_place(
-    metric: Callable[..., Any], code: ErrorCode, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.unit.executor.test_evaluation.spread", metric)
-    setup = MeasuringSetup(make_layers=noisy_layers, cuts=(2,), loss=torch.nn.functional.cross_entropy)
-    with pytest.raises(PipesvcError) as caught:
-        train_with_evaluations(setup, random_batches(1, 1), random_batches(1, 2))
-    details = caught.value.details
-    assert details.code == code
-    assert said in details.message
-    assert details.message.endswith("in batch 1 of the evaluation after step 1")
-    assert (details.where.step, details.where.stage, details.where.micro_batch) == (1, 1, 0)

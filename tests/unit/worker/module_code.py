@@ -56,6 +56,28 @@ def loss(output: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.mse_loss(output, labels)
 
 
+def spread(output: Tensor, labels: Tensor) -> float:
+    return float(output.max() - output.min())
+
+
+def broken_metric(output: Tensor, labels: Tensor) -> float:
+    raise ZeroDivisionError("no rows of this class")
+
+
+def whole_output(output: Tensor, labels: Tensor) -> Tensor:
+    return output
+
+
+def trains_metric(output: Tensor, labels: Tensor) -> float:
+    """Only in eval() mode, and without a graph, is it what an evaluation asks."""
+    return 1.0 / (not output.requires_grad)
+
+
+def wide_rows() -> Iterator[Any]:
+    for _ in range(8):
+        yield torch.zeros(5), torch.zeros(2)
+
+
 def rows() -> Iterator[Any]:
     for index in range(8):
         yield torch.full((3,), float(index)), torch.zeros(2)
