@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.model.source_paths import shown_path
 
 META: Final = torch.device("meta")
 CPU: Final = torch.device("cpu")
@@ -110,18 +112,22 @@ def unreadable(what: str) -> UnreadableError:
     return error
 
 
-def user_line() -> str:
-    """The innermost line that belongs neither to torch nor to this package, as `file:line: text`."""
-    frame = sys._getframe(1)
+def user_line(frame: FrameType | None = None) -> str:
+    """The innermost line that belongs neither to torch nor to this package, as `file:line (text)`.
+
+    `frame` is where to begin; None: here.
+    """
+    frame = frame or sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
         if is_user_file(path):
-            text = linecache.getline(path, frame.f_lineno).strip()
-            return f"{path}:{frame.f_lineno}" + (f" (`{text}`)" if text else "")
-        if frame.f_back is None:
-            break
+            return shown_line(path, frame.f_lineno, linecache.getline(path, frame.f_lineno).strip())
         frame = frame.f_back
     return "an unknown line"
+
+
+def shown_line(path: str, number: int | None, text: str | None) -> str:
+    return f"{shown_path(path)}:{number}" + (f" (`{text}`)" if text else "")
 
 
 def is_user_file(path: str) -> bool:

@@ -1,7 +1,8 @@
 """Exceptions of user code as errors of the service.
 
-The client shows the traceback to the person who wrote the code, so the frames of pipesvc that lead to it are cut off;
-and the type's name travels as text, since the class itself may exist on this worker only.
+The client shows the traceback to the person who wrote the code, so the frames of pipesvc that lead to it are cut off,
+files are named as that person knows them, and the type's name travels as text, since the class itself may exist on this
+worker only.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where, printable
+from pipesvc.model.source_paths import shown_traceback
 
 # The report must fit into one message of the local socket.
 MAX_TRACEBACK_CHARS: Final = 32_000
@@ -41,7 +43,8 @@ def user_traceback(cause: BaseException) -> str:
         if not name.startswith((_OWN_DIR, "<frozen importlib")) and not name.endswith("importlib/__init__.py"):
             break
         frame = frame.tb_next
-    text = printable("".join(traceback.format_exception(type(cause), cause, frame or cause.__traceback__)))
+    formatted = traceback.format_exception(type(cause), cause, frame or cause.__traceback__)
+    text = printable(shown_traceback("".join(formatted)))
     return text if len(text) <= MAX_TRACEBACK_CHARS else "[...]" + text[-MAX_TRACEBACK_CHARS:]
 
 

@@ -33,6 +33,15 @@ class Checkpointed(Plain):
         return out
 
 
+class Reading(Plain):
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.words(ids)
+        if h.sum() > 0:
+            h = self.blocks[0](h)
+        out: Tensor = self.head(self.blocks[1](h))
+        return out
+
+
 class Tower(nn.Module):
     """Holds units, and is called as one."""
 

@@ -44,7 +44,7 @@ def test_f12_f13_an_exception_in_a_stage_reaches_the_client_with_its_place(clust
     assert error.code == ErrorCode.STAGE_FAILED
     assert details.exception_type == "ValueError"
     assert "boom" in details.message
-    assert "jobs.py" in details.traceback
+    assert '  File "tests/integration/jobs.py", line ' in details.traceback
     assert (details.where.step, details.where.stage, details.where.micro_batch) == (3, 1, 1)
     assert details.where.worker.startswith("worker")
     assert details.where.host

@@ -25,6 +25,10 @@ def make_job(model: Callable[[], Any] = forwards.Plain, **changes: Any) -> pipes
     return pipesvc.Job(**(options | changes))
 
 
+def line_in(function: Callable[..., Any], offset: int) -> int:
+    return function.__code__.co_firstlineno + offset
+
+
 @pytest.mark.parametrize(
     ("job", "code", "message", "advice"),
     [
@@ -33,6 +37,12 @@ def make_job(model: Callable[[], Any] = forwards.Plain, **changes: Any) -> pipes
             ErrorCode.INVALID_PLAN,
             "units 'blocks.0' and 'blocks.1' cannot lie on stages 0 and 1: a checkpointed function calls both",
             "Cut where that function begins",
+        ),
+        (
+            make_job(forwards.Reading),
+            ErrorCode.INVALID_JOB,
+            f"`.__bool__()` at tests/integration/forwards.py:{line_in(forwards.Reading.forward, 2)} (`if h.sum() > 0:`)",
+            "pipeline=False",
         ),
         (
             make_job(strategy=pipesvc.Strategy(boundaries=("blocks",), micro_batches=4)),
@@ -63,7 +73,7 @@ def make_job(model: Callable[[], Any] = forwards.Plain, **changes: Any) -> pipes
             "use a DataSource",
         ),
     ],
-    ids=["checkpointed", "never called", "no such module", "recomputed as one", "streamed"],
+    ids=["checkpointed", "reading", "never called", "no such module", "recomputed as one", "streamed"],
 )
 def test_what_cannot_be_cut_is_refused_at_submit(
     cluster: pipesvc.Client, job: pipesvc.Job, code: ErrorCode, message: str, advice: str

@@ -6,7 +6,7 @@ import traceback
 from typing import Final
 
 from pipesvc.errors import ErrorCode, PipesvcError
-from pipesvc.model.ghosts import UnreadableError, is_user_file
+from pipesvc.model.ghosts import UnreadableError, is_user_file, shown_line
 
 OTHERWISE: Final = "or run the model as one stage (pipeline=False)"
 
@@ -116,5 +116,5 @@ def line_of(error: BaseException) -> str:
     """The innermost user line of a traceback."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_user_file(frame.filename):
-            return f"{frame.filename}:{frame.lineno}" + (f" (`{frame.line}`)" if frame.line else "")
+            return shown_line(frame.filename, frame.lineno, frame.line)
     return "an unknown line"

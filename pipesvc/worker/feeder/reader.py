@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.model.source_paths import shown_traceback
 from pipesvc.worker.feeder.batches import RawStep
 from pipesvc.worker.user_errors import user_error
 
@@ -88,7 +89,7 @@ class Reader:
     def stuck_at(self) -> str:
         """Where the source is now, as a traceback; for the error that says that it took too long."""
         frame = sys._current_frames().get(self._thread.ident or 0)
-        return "".join(traceback.format_stack(frame)) if frame is not None else ""
+        return shown_traceback("".join(traceback.format_stack(frame))) if frame is not None else ""
 
     def _run(self) -> None:
         with self._throughout:

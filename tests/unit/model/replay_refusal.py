@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,4 +43,4 @@ def refusal_of(forward: Forward) -> str:
 
 def line_of(forward: Forward, offset: int) -> str:
     """`file:line` of the line so far below the head of a forward."""
-    return f"{forward.__code__.co_filename}:{inspect.getsourcelines(forward)[1] + offset}"
+    return f"{Path(forward.__code__.co_filename).relative_to(Path.cwd())}:{inspect.getsourcelines(forward)[1] + offset}"

@@ -103,7 +103,7 @@ def test_a_list_has_layers_and_no_flow(port: MemoryPort) -> None:
 @pytest.mark.parametrize(
     ("job", "code", "said"),
     [
-        (make_job("Reader"), ErrorCode.INVALID_JOB, f"`.item()` at {module_code.__file__}:"),
+        (make_job("Reader"), ErrorCode.INVALID_JOB, "`.item()` at tests/unit/worker/module_code.py:"),
         (make_job(boundary_names=["block"]), ErrorCode.INVALID_PLAN, "cut 'block' does not exist"),
         (
             make_job("Pair", "other_names"),
