@@ -35,13 +35,14 @@ def line_in(function: Callable[..., Any], offset: int) -> int:
         (
             make_job(forwards.Checkpointed, strategy=pipesvc.Strategy(boundaries=("blocks.1",), micro_batches=4)),
             ErrorCode.INVALID_PLAN,
-            "units 'blocks.0' and 'blocks.1' cannot lie on stages 0 and 1: a checkpointed function calls both",
+            "units 'blocks.0' and 'blocks.1' cannot lie on stages 0 and 1: a checkpointed function calls both, "
+            f"tests/integration/forwards.py:{line_in(forwards.Checkpointed.forward, 1)} (`h = checkpoint(",
             "Cut where that function begins",
         ),
         (
             make_job(forwards.Reading),
             ErrorCode.INVALID_JOB,
-            f"`.__bool__()` at tests/integration/forwards.py:{line_in(forwards.Reading.forward, 2)} (`if h.sum() > 0:`)",
+            f"at tests/integration/forwards.py:{line_in(forwards.Reading.forward, 2)} (`if h.sum() > 0:`) reads the",
             "pipeline=False",
         ),
         (

@@ -154,7 +154,7 @@ class Ledger:
         if frames.is_in_reentrant_checkpoint():
             raise refusals.reentrant_checkpoint(user_line())
         _, first = self._checkpoints.setdefault(id(frame), (frame, self.position))
-        self.join(first, refusals.IN_ONE_CHECKPOINT)
+        self.join(first, refusals.in_one_checkpoint(user_line(frame)))
 
     def join(self, first: int, reason: tuple[str, str]) -> None:
         """Units from `first` to this position; `reason` with its advice."""

@@ -12,10 +12,12 @@ OTHERWISE: Final = "or run the model as one stage (pipeline=False)"
 
 
 # Why units must stay together, with the way out.
-IN_ONE_CHECKPOINT: Final = (
-    "a checkpointed function calls both",
-    "Cut where that function begins, or checkpoint each unit by itself.",
-)
+def in_one_checkpoint(line: str) -> tuple[str, str]:
+    """`line` makes the checkpoint."""
+    return (
+        f"a checkpointed function calls both, {line}",
+        "Cut where that function begins, or checkpoint each unit by itself.",
+    )
 
 
 def called_again(name: str) -> tuple[str, str]:

@@ -106,8 +106,9 @@ def test_a_cut_inside_a_checkpointed_function_is_refused() -> None:
 
     flow = flow_of(forward)
     check_ends(flow, (1, 3))
-    with pytest.raises(PipesvcError, match=r"units 'b' and 'c' .* a checkpointed function calls both"):
+    with pytest.raises(PipesvcError, match=r"units 'b' and 'c' .* a checkpointed function calls both") as caught:
         check_ends(flow, (2, 3))
+    assert f"calls both, {line_of(forward, 2)} (`return checkpoint(" in str(caught.value)
 
 
 def test_a_reentrant_checkpoint_around_units_is_refused() -> None:
