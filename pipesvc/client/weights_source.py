@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from pipesvc.client.checks import refusal, refuse
+from pipesvc.errors import printable
 from pipesvc.rpc.v1 import job_pb2, run_pb2
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def message(value: Run | str | Path) -> job_pb2.WeightsSource:
     digest = hashlib.sha256()
     for data in _pieces(Path(value)):
         digest.update(data)
-    return job_pb2.WeightsSource(sha256=digest.hexdigest())
+    return job_pb2.WeightsSource(sha256=digest.hexdigest(), path=printable(str(value)))
 
 
 def send(transport: Transport, path: Path, sha256: str) -> None:

@@ -18,6 +18,7 @@ from pipesvc.coordinator.run_record import ENDED_STATES
 from pipesvc.coordinator.store import Store
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, local_pb2, run_pb2, worker_pb2
+from pipesvc.wire.weights_name import name_of
 
 # Of one answer; a child asks for less.
 _MAX_PIECE_BYTES: Final = 1 << 20
@@ -105,7 +106,7 @@ class FilesDesk:
         if self._store.has_source(source):
             return
         if state is None:
-            what, advice = "the file with the weights is not here", "Send it again: submit the job once more"
+            what, advice = f"{name_of(source)} is not here", "Send it again: submit the job once more"
         elif state in ENDED_STATES:
             what, advice = f"run {source.run_id} ended without weights", "Name a run that has some, or a file"
         else:

@@ -21,6 +21,7 @@ from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model import recompute, skeleton
 from pipesvc.model.sequence import NamedLayer
 from pipesvc.rpc.v1 import job_pb2, local_pb2
+from pipesvc.wire.weights_name import name_of
 from pipesvc.worker import calls, data_trial
 from pipesvc.worker.executor import loading
 from pipesvc.worker.executor.units import recompute_of
@@ -60,7 +61,7 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
         del whole
     if job.HasField("weights"):
         progress.busy("comparing the weights with the model")
-        _refuse_other_weights(port, parts, where)
+        _refuse_other_weights(port, name_of(job.weights), parts, where)
     layers = skeleton.layer_infos(parts)
     del parts
     found = Inspection(layers=layers, model_bytes=sum(each.parameter_bytes + each.buffer_bytes for each in layers))
@@ -99,10 +100,10 @@ def _parts(build: Callable[[], Any], job: job_pb2.JobSpec, where: Where) -> list
         raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=where) from cause
 
 
-def _refuse_other_weights(port: PortLike, parts: Sequence[NamedLayer], where: Where) -> None:
+def _refuse_other_weights(port: PortLike, name: str, parts: Sequence[NamedLayer], where: Where) -> None:
     """Names and shapes must be those of the model, all of them."""
     try:
-        layout = WeightsReader(port).layout()
+        layout = WeightsReader(port, name).layout()
     except PipesvcError as error:
         advice = "Give a file that safetensors wrote, such as `run.save_weights` or `safetensors.torch.save_file`"
         raise PipesvcError(ErrorCode.INVALID_JOB, error.details.message, advice=advice, where=where) from error
@@ -110,7 +111,7 @@ def _refuse_other_weights(port: PortLike, parts: Sequence[NamedLayer], where: Wh
     if differing:
         raise PipesvcError(
             ErrorCode.INVALID_JOB,
-            f"the weights do not fit the model: {'; '.join(differing)}",
+            f"{name} does not fit the model: {'; '.join(differing)}",
             advice="Give the state dict of this very model, or change the model function or its arguments",
             where=where,
         )

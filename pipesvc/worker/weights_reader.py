@@ -22,10 +22,14 @@ _WAIT_S: Final = 60.0
 
 
 class WeightsReader:
-    """For a child that is not yet ready: of what else may come then, only the order to stop matters."""
+    """For a child that is not yet ready: of what else may come then, only the order to stop matters.
 
-    def __init__(self, port: PortLike) -> None:
+    `name` is what errors call the file.
+    """
+
+    def __init__(self, port: PortLike, name: str) -> None:
         self._port = port
+        self._name = name
         self._total_bytes = 0
         self._layout: Layout | None = None
 
@@ -37,7 +41,7 @@ class WeightsReader:
             num_bytes = min(8 + int.from_bytes(prefix, "little"), 8 + MAX_HEADER_BYTES, self._total_bytes)
             header = memoryview(bytearray(num_bytes))
             self.read_into(0, header)
-            self._layout = parse_layout(bytes(header), self._total_bytes, "the weights file")
+            self._layout = parse_layout(bytes(header), self._total_bytes, self._name)
         return self._layout
 
     def read_into(self, offset: int, target: memoryview) -> None:
@@ -56,7 +60,7 @@ class WeightsReader:
                 if piece.offset != due or len(piece.data) != num_bytes:
                     raise PipesvcError(
                         ErrorCode.INVALID_JOB,
-                        f"the weights file ends within a tensor: {len(piece.data)} of {num_bytes} bytes at {due}",
+                        f"{self._name} ends within a tensor: {len(piece.data)} of {num_bytes} bytes at {due}",
                         advice="Is the file whole?",
                     )
                 self._total_bytes = piece.total_bytes
@@ -66,7 +70,7 @@ class WeightsReader:
     def _pieces(self) -> list[local_pb2.WeightsPiece]:
         events = self._port.poll(_WAIT_S)
         if not events:
-            raise PipesvcError(ErrorCode.TIMED_OUT, f"no piece of the weights file came within {_WAIT_S:g} s")
+            raise PipesvcError(ErrorCode.TIMED_OUT, f"no piece of {self._name} came within {_WAIT_S:g} s")
         pieces = []
         for event in events:
             if isinstance(event, ParcelArrived):

@@ -115,9 +115,9 @@ def test_a_training_begins_with_weights_of_a_file(cluster: pipesvc.Client, tmp_p
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ({"0.weight": torch.zeros(3, 8)}, "0.weight is [3, 8] in the file and [8, 8] in the model"),
+        ({"0.weight": torch.zeros(3, 8)}, "0.weight is [3, 8] there and [8, 8] in the model"),
         ({"extra": torch.zeros(1)}, "the model has no extra"),
-        ({"4.bias": None}, "the file has no 4.bias"),
+        ({"4.bias": None}, "it has no 4.bias"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_at_submit(
@@ -129,13 +129,20 @@ def test_weights_that_do_not_fit_are_refused_at_submit(
     with pytest.raises(PipesvcError) as caught:
         cluster.predict(make_job(None), inputs(8), weights=path)
     assert caught.value.code == ErrorCode.INVALID_JOB
-    assert said in caught.value.details.message
+    assert f"the file {str(path)!r} does not fit the model: {said}" in caught.value.details.message
+
+
+def test_weights_of_a_run_that_do_not_fit_are_refused_with_its_id(cluster: pipesvc.Client) -> None:
+    run = cluster.submit(make_job(None))
+    run.wait()
+    with pytest.raises(PipesvcError, match=f"the state of run {run.run_id} does not fit the model: it has no 6.weight"):
+        cluster.submit(make_job(None, model=pipesvc.Call(jobs.mlp, depth=3), init=run))
 
 
 def test_what_is_no_safetensors_file_is_refused_at_submit(cluster: pipesvc.Client, tmp_path: Path) -> None:
     path = tmp_path / "text.safetensors"
     path.write_text("not the weights that you are looking for")
-    with pytest.raises(PipesvcError, match="INVALID_JOB: the weights file cannot be read"):
+    with pytest.raises(PipesvcError, match=f"INVALID_JOB: the file {str(path)!r} cannot be read"):
         cluster.predict(make_job(None), inputs(8), weights=path)
 
 

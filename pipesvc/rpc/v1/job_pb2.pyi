@@ -139,12 +139,14 @@ class EvaluationSpec(_message.Message):
     def __init__(self, data: _Optional[_Union[DataSpec, _Mapping]] = ..., every_steps: _Optional[int] = ..., micro_batches: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[MetricSpec, _Mapping]]] = ...) -> None: ...
 
 class WeightsSource(_message.Message):
-    __slots__ = ("run_id", "sha256")
+    __slots__ = ("run_id", "sha256", "path")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     sha256: str
-    def __init__(self, run_id: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
+    path: str
+    def __init__(self, run_id: _Optional[str] = ..., sha256: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
 
 class ParameterGroup(_message.Message):
     __slots__ = ("pattern", "options_json")

@@ -33,15 +33,15 @@ def load(reader: WeightsReader, stages: Iterable[Stage]) -> None:
 
 
 def misfits(state: Mapping[str, Tensor], layout: Layout) -> list[str]:
-    """What differs between the state of a whole model and a file, in words."""
+    """What differs between the state of a whole model and a file, in words; `it` is the file."""
     entries = {entry.name: entry for entry in layout.entries}
     missing = [name for name in state if name not in entries]
     unexpected = [name for name in entries if name not in state]
-    found = [f"the file has no {_few(missing)}"] if missing else []
+    found = [f"it has no {_few(missing)}"] if missing else []
     found += [f"the model has no {_few(unexpected)}"] if unexpected else []
     for name, value in state.items():
         if name in entries and entries[name].shape != tuple(value.shape):
-            found.append(f"{name} is {list(entries[name].shape)} in the file and {list(value.shape)} in the model")
+            found.append(f"{name} is {list(entries[name].shape)} there and {list(value.shape)} in the model")
     return found
 
 

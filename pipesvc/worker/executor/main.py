@@ -14,6 +14,7 @@ from pipesvc.model import malloc
 from pipesvc.model.fingerprint import numeric_fingerprint
 from pipesvc.rpc.v1 import job_pb2, local_pb2
 from pipesvc.wire.job_edges import edges_of_job
+from pipesvc.wire.weights_name import name_of
 from pipesvc.worker import calls
 from pipesvc.worker.executor import loading, state
 from pipesvc.worker.executor.optimizing import make_updates
@@ -43,7 +44,7 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
             stages = build_stages(assignment.job, plan, assignment.worker, where)
             if assignment.job.HasField("weights"):
                 ProgressReporter(port).busy("loading the weights")
-                loading.load(WeightsReader(port), stages.values())
+                loading.load(WeightsReader(port, name_of(assignment.job.weights)), stages.values())
         port.report(local_pb2.FromChild(ready=_ready(stages)))
         Runtime(port, stages, settings_of(assignment.job, plan, assignment.worker)).run()
     except PipesvcError as error:

@@ -12,10 +12,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from pipesvc.errors import PipesvcError
-from pipesvc.rpc.v1 import local_pb2
+from pipesvc.rpc.v1 import job_pb2, local_pb2
+from pipesvc.wire.weights_name import name_of
 from pipesvc.worker import weights_reader
 from pipesvc.worker.executor import loading
 from pipesvc.worker.weights_reader import WeightsReader
+
+NAME = name_of(job_pb2.WeightsSource(sha256="0" * 64, path="first.st"))
 
 
 class FilePort:
@@ -55,7 +58,7 @@ def saved(tmp_path: Path, state: dict[str, torch.Tensor]) -> FilePort:
 
 
 def load(port: Any, *parts: Part) -> None:
-    loading.load(WeightsReader(port), parts)  # type: ignore[arg-type]
+    loading.load(WeightsReader(port, NAME), parts)  # type: ignore[arg-type]
 
 
 def test_a_part_reads_its_own_tensors_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,18 +86,18 @@ def test_types_are_converted_and_what_has_no_values_here_is_left(tmp_path: Path)
 def test_a_file_that_is_none_or_ends_early_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_text("these are not the weights")
-    with pytest.raises(PipesvcError, match="does not begin with the length"):
-        WeightsReader(FilePort(path)).layout()  # type: ignore[arg-type]
+    with pytest.raises(PipesvcError, match=r"the file 'first\.st' cannot be read .*: it does not begin with"):
+        WeightsReader(FilePort(path), NAME).layout()  # type: ignore[arg-type]
     path.write_bytes(b"123")
-    with pytest.raises(PipesvcError, match="ends within"):
-        WeightsReader(FilePort(path)).layout()  # type: ignore[arg-type]
+    with pytest.raises(PipesvcError, match=r"the file 'first\.st' ends within"):
+        WeightsReader(FilePort(path), NAME).layout()  # type: ignore[arg-type]
 
 
 def test_all_that_differs_is_named(tmp_path: Path) -> None:
     port: Any = saved(tmp_path, {"weight": torch.zeros(2, 4), "scale": torch.zeros(1)})
-    said = loading.misfits(nn.Linear(4, 3).state_dict(), WeightsReader(port).layout())
+    said = loading.misfits(nn.Linear(4, 3).state_dict(), WeightsReader(port, NAME).layout())
     assert said == [
-        "the file has no bias",
+        "it has no bias",
         "the model has no scale",
-        "weight is [2, 4] in the file and [3, 4] in the model",
+        "weight is [2, 4] there and [3, 4] in the model",
     ]
