@@ -16,6 +16,8 @@ from pipesvc.errors import printable
 from pipesvc.rpc.v1 import job_pb2, run_pb2
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pipesvc.client.run import Run
     from pipesvc.client.transport import Transport
 
@@ -62,6 +64,15 @@ def message(value: Run | str | Path) -> job_pb2.WeightsSource:
     for data in _pieces(Path(value)):
         digest.update(data)
     return job_pb2.WeightsSource(sha256=digest.hexdigest(), path=printable(str(value)))
+
+
+def state_of(value: Run | str | Path) -> dict[str, Tensor]:
+    """The weights themselves, by name."""
+    if not isinstance(value, str | Path):
+        return value.state_dict()
+    from safetensors.torch import load_file
+
+    return load_file(value)
 
 
 def send(transport: Transport, path: Path, sha256: str) -> None:

@@ -7,7 +7,7 @@ user and of torch; no stage, schedule, link or replay is in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,17 +43,25 @@ class PlainRun:
     fingerprint: str
 
 
-def plain_run(job: Job, *, num_steps: int, num_threads: int, random_modules: Collection[str]) -> PlainRun:
+def plain_run(
+    job: Job,
+    *,
+    num_steps: int,
+    num_threads: int,
+    random_modules: Collection[str],
+    first_state: Mapping[str, Tensor] | None = None,
+) -> PlainRun:
     """Train `num_steps` steps here, on the CPU; fewer where the data ends before.
 
-    `random_modules` are the paths of the modules that draw random numbers, of a model that is no list. Generators and
-    threads are afterwards as they were.
+    `random_modules` are the paths of the modules that draw random numbers, of a model that is no list. `first_state`
+    has a tensor for each name of the model's state; None: it begins as it is built. Generators and threads are
+    afterwards as they were.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
         with same_random_state_after():
-            return _train(job, _steps(job, num_steps), random_modules)
+            return _train(job, _steps(job, num_steps), random_modules, first_state)
     finally:
         torch.set_num_threads(before)
 
@@ -76,9 +84,14 @@ def _steps(job: Job, num_steps: int) -> list[CutStep]:
     return [cut_step(raw, reading.num_micro_batches, weight, where) for raw in found if raw is not None]
 
 
-def _train(job: Job, steps: Sequence[CutStep], random_modules: Collection[str]) -> PlainRun:
+def _train(
+    job: Job, steps: Sequence[CutStep], random_modules: Collection[str], first_state: Mapping[str, Tensor] | None
+) -> PlainRun:
     layers = skeleton.whole(_model_of(job), job.seed)
     model = plain_model(layers, job.seed, random_modules)
+    if first_state is not None:
+        for name, tensor in model.state().items():
+            tensor.copy_(first_state[name])
     updates = PlainUpdates(job, named_parameters(layers))
     modules = {path: module for name, layer in layers for path, module in layer.named_modules(prefix=name)}
     statistics = RunningStatistics(modules, is_deferred=job.batch_norm == "deferred")

@@ -15,7 +15,7 @@ from pipesvc.client.checks import refuse
 from pipesvc.client.connection import Client
 from pipesvc.client.job import DataSource, Job
 from pipesvc.client.spec import check_is_job
-from pipesvc.client.weights_source import is_given
+from pipesvc.client.weights_source import is_given, state_of
 from pipesvc.errors import ErrorCode, Where
 from pipesvc.model.fingerprint import threads_in
 from pipesvc.verification.difference import Difference, first_difference
@@ -60,8 +60,6 @@ def verify(client: Client, job: Job, *, num_steps: int = NUM_STEPS) -> Verdict:
     checks.whole("num_steps", num_steps, 1)
     if not isinstance(job.data, DataSource):
         raise refuse("a streamed source can be read once only, and verify reads twice", "Give a DataSource")
-    if is_given(job.init):
-        raise refuse("verify begins with the model as it is built, and the job has init", "Verify it without init")
     run = client.submit(replace(job, max_steps=num_steps, evaluation=None))
     run.wait()
     losses, state, plan = run.losses(), run.state_dict(), run.plan()
@@ -72,6 +70,7 @@ def verify(client: Client, job: Job, *, num_steps: int = NUM_STEPS) -> Verdict:
             num_steps=num_steps,
             num_threads=min(filter(None, map(threads_in, theirs)), default=1),
             random_modules=plan.flow.random_modules if plan.flow is not None else (),
+            first_state=state_of(job.init) if is_given(job.init) else None,
         )
     except Exception as cause:
         raise user_error(ErrorCode.STAGE_FAILED, "the job in one process here", cause, where=Where()) from cause

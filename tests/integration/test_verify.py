@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +73,21 @@ def test_weights_drawn_by_name_are_those_of_one_process(cluster: pipesvc.Client,
         assert (verdict.difference, verdict.num_stages) == (None, num_stages)
         runs.append(cluster.attach(verdict.run_id).losses())
     assert runs[0] != runs[1]
+
+
+@pytest.mark.parametrize("model", [Drawing, dropping])
+def test_a_job_that_begins_with_weights_is_verified(cluster: pipesvc.Client, tmp_path: Path, model: Any) -> None:
+    """Those of a run, and those of a file."""
+    changes = {} if model is Drawing else {"data": pipesvc.DataSource(ids_alone, batch_size=8)}
+    first = cluster.submit(make_job(model, max_steps=2, **changes))
+    first.wait()
+    first.save_weights(tmp_path / "first.safetensors")
+    losses = []
+    for init in (first, tmp_path / "first.safetensors", None):
+        verdict = pipesvc.verify(cluster, make_job(model, init=init, **changes), num_steps=2)
+        assert (verdict.difference, verdict.num_steps) == (None, 2)
+        losses.append(cluster.attach(verdict.run_id).losses())
+    assert losses[0] == losses[1] != losses[2]
 
 
 def test_what_differs_is_told_by_name_and_size(cluster: pipesvc.Client) -> None:
