@@ -12,6 +12,7 @@ import ast
 import hashlib
 import io
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,10 @@ from pipesvc.client.checks import shown
 from pipesvc.client.locality import SourceFile, find_root, is_local
 from pipesvc.client.module_code import find_submission
 from pipesvc.client.references import refuse
+from pipesvc.errors import PipesvcError
 
 MAX_BUNDLE_BYTES = 16 << 20
+_SHOWN_BYTES = 1 << 16
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SKIPPED_PARTS = frozenset({"__pycache__", ".git"})
 
@@ -44,6 +47,7 @@ def make_bundle(
     """The closure of `sources`, the included files, and texts that have no file (`extra`: archive name to text)."""
     contents = {name: text.encode() for name, text in (extra or {}).items()}
     origins: dict[str, Path] = {}
+    num_bytes = 0
     pending = list(sources)
     for name, text in (extra or {}).items():
         pending += list(_imports(ast.parse(text), package="", root=include_root, where=name))
@@ -58,6 +62,9 @@ def make_bundle(
             )
         data = source.path.read_bytes()
         origins[source.arcname], contents[source.arcname] = source.path, data
+        num_bytes += len(data)
+        if num_bytes > MAX_BUNDLE_BYTES:
+            raise _too_large(contents, "Install large packages here and on the workers; then they travel by name")
         tree = _parse(data, source.path)
         _refuse_submission(tree, source.path)
         pending += [init for init in _parent_packages(source) if init.arcname not in origins]
@@ -153,14 +160,8 @@ def _included(patterns: Sequence[str], root: Path) -> Iterator[Path]:
 
 
 def _zip(contents: dict[str, bytes]) -> bytes:
-    total_bytes = sum(map(len, contents.values()))
-    if total_bytes > MAX_BUNDLE_BYTES:
-        largest = sorted(contents, key=lambda name: -len(contents[name]))[:3]
-        sizes = ", ".join(f"{name} {len(contents[name]) / 2**20:.1f} MiB" for name in largest)
-        raise refuse(
-            f"the source bundle has {total_bytes / 2**20:.1f} MiB of {MAX_BUNDLE_BYTES >> 20}. Largest: {sizes}",
-            "Bundles are for code: put data where the workers read it",
-        )
+    if sum(map(len, contents.values())) > MAX_BUNDLE_BYTES:
+        raise _too_large(contents, "Bundles are for code: put data where the workers read it")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(contents):
@@ -169,3 +170,14 @@ def _zip(contents: dict[str, bytes]) -> bytes:
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, contents[name])
     return buffer.getvalue()
+
+
+def _too_large(contents: dict[str, bytes], advice: str) -> PipesvcError:
+    """Of what has been read so far: whole packages would be read for minutes."""
+    sizes: Counter[str] = Counter()
+    for name, data in contents.items():
+        sizes[name.split("/")[0]] += len(data)
+    shown_sizes = [f"{name} {num / 2**20:.1f} MiB" for name, num in sizes.most_common(3) if num >= _SHOWN_BYTES]
+    return refuse(
+        f"the source bundle has more than {MAX_BUNDLE_BYTES >> 20} MiB. Largest: {', '.join(shown_sizes)}", advice
+    )

@@ -2,6 +2,10 @@
 
 Packages that pip installed are on the workers too and travel by name; the user's files are not and travel in a
 bundle. Asking the import system without importing tells the two apart.
+
+Packages are installed outside of site-packages too (`pip install --target`, then PYTHONPATH). There the record that pip
+leaves beside them says what it has put there; a folder may have files of the user as well. The `.egg-info` of a project
+that is being worked on has no such record, so its sources stay the user's.
 """
 
 from __future__ import annotations
@@ -44,12 +48,28 @@ def _foreign_roots() -> tuple[Path, ...]:
     )
 
 
+@cache
+def _installed_in(folder: Path) -> frozenset[str]:
+    """Top-level modules and packages that an installer has put into this folder."""
+    try:
+        records = [*folder.glob("*.dist-info/RECORD"), *folder.glob("*.egg-info/installed-files.txt")]
+        lines = [(record, line) for record in records for line in record.read_text(errors="replace").splitlines()]
+    except OSError:
+        return frozenset()
+    # A RECORD counts from the folder, an old installed-files.txt from its own.
+    paths = [line if record.name == "RECORD" else line.removeprefix("../") for record, line in lines]
+    return frozenset(path.split(",")[0].strip('"').split("/")[0].removesuffix(".py") for path in paths)
+
+
 def is_local(path: Path) -> bool:
     """True for a source file that belongs neither to Python, nor to an installed package, nor to pipesvc."""
     resolved = path.resolve()
     if resolved.suffix != ".py" or _INSTALLED.intersection(resolved.parts):
         return False
-    return not any(resolved.is_relative_to(root) for root in _foreign_roots())
+    if any(resolved.is_relative_to(root) for root in _foreign_roots()):
+        return False
+    names = zip(resolved.parents, (resolved, *resolved.parents), strict=False)
+    return not any(inside.name.removesuffix(".py") in _installed_in(folder) for folder, inside in names)
 
 
 def rooted(path: Path, module: str) -> SourceFile:

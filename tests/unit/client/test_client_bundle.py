@@ -115,6 +115,52 @@ def test_a_bundle_above_the_cap_names_the_largest_files(tmp_path: Path) -> None:
     assert "Bundles are for code" in text
 
 
+def test_sources_above_the_cap_are_refused_before_all_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipesvc.client.bundle.MAX_BUNDLE_BYTES", 1 << 20)
+    big = "#" + "x" * 600_000
+    files = {"a.py": "import large.one\n", "large/one.py": f"import large.two\n{big}", "large/two.py": f"{big}\n("}
+    _write(tmp_path, files)
+    text = _refusal(tmp_path, "a.py")  # and not for the last line of two.py
+    assert "the source bundle has more than 1 MiB. Largest: large 1.1 MiB. Install large packages" in text
+
+
+def test_what_an_installer_put_beside_the_users_files_travels_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(
+        tmp_path,
+        {
+            "train.py": "import apart\nimport big.models\nimport old\nimport single\nimport mine\nimport beside\n",
+            "mine.py": "",
+            "target/big/__init__.py": "",
+            "target/big/models.py": "import single\n",
+            "target/single.py": "",
+            "target/beside.py": "",
+            "target/old/__init__.py": "",
+            "target/big-1.0.dist-info/RECORD": 'big/__init__.py,sha256=x,0\nbig/models.py,,\n"single.py",,\n',
+            "target/old-1.0.egg-info/installed-files.txt": "../old/__init__.py\nPKG-INFO\n",
+            "work/apart/__init__.py": "",
+            "work/apart.egg-info/top_level.txt": "apart\n",
+        },
+    )
+    for folder in ("target", "work"):
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+    assert _names(_bundle(tmp_path, "train.py")) == {"train.py", "mine.py", "beside.py", "apart/__init__.py"}
+
+
+def test_a_folder_may_hold_both_the_users_files_and_installed_ones(tmp_path: Path) -> None:
+    _write(
+        tmp_path,
+        {
+            "train.py": "import big\nimport mine\n",
+            "mine.py": "",
+            "big/__init__.py": "",
+            "big-1.0.dist-info/RECORD": "big/__init__.py,,\nbig-1.0.dist-info/RECORD,,\n",
+        },
+    )
+    assert _names(_bundle(tmp_path, "train.py")) == {"train.py", "mine.py"}
+
+
 def test_a_file_that_submits_when_imported_is_refused_with_its_line(tmp_path: Path) -> None:
     _write(tmp_path, {"a.py": "import b\n", "b.py": "import pipesvc\n\npipesvc.train(1)\n"})
     text = _refusal(tmp_path, "a.py")
