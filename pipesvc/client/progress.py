@@ -115,9 +115,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def step_text(step: Step, num_steps: int, pace: Pace) -> str:
-    """One step in one line."""
-    parts = [f"step {step.index}/{num_steps}" if num_steps else f"step {step.index}", f"loss {step.loss:.4f}"]
+def step_text(step: Step, num_steps: int, pace: Pace, *, is_prediction: bool = False) -> str:
+    """One step, or a batch of a prediction, in one line."""
+    parts = [f"{'batch' if is_prediction else 'step'} {step.index}" + (f"/{num_steps}" if num_steps else "")]
+    if not is_prediction:
+        parts.append(f"loss {step.loss:.4f}")
     if (rows_per_s := pace.rows_per_s) is not None:
         parts.append(f"{rows_per_s:,.0f} rows/s" if rows_per_s >= 10 else f"{rows_per_s:.1f} rows/s")
     if (left_s := pace.left_s(num_steps)) is not None:
@@ -132,12 +134,14 @@ class _Lines:
         self._run_id, self._file, self._clock = run_id, file, clock
         self._pace = Pace()
         self._num_steps = 0
+        self._is_prediction = False
         self._shown_state = ""
         self._unshown: Step | None = None
         self._shown_at = float("-inf")
 
     def state(self, run: run_pb2.Run) -> None:
         self._num_steps = run.num_steps or self._num_steps
+        self._is_prediction = run.is_prediction
         text = state_name(run.state)
         if run.state in (run_pb2.RUN_STATE_WAITING, run_pb2.RUN_STATE_QUEUED) and run.awaited:
             text += f": {waiting_text(run)}"
@@ -161,7 +165,8 @@ class _Lines:
 
     def _flush(self) -> None:
         if self._unshown is not None:
-            self._print(step_text(self._unshown, self._num_steps, self._pace))
+            text = step_text(self._unshown, self._num_steps, self._pace, is_prediction=self._is_prediction)
+            self._print(text)
             self._unshown, self._shown_at = None, self._clock()
 
     def _print(self, text: str) -> None:
@@ -181,10 +186,12 @@ class _Bar:
         self._task = self._progress.add_task(run_id, total=None, text="")
         self._pace = Pace()
         self._num_steps = 0
+        self._is_prediction = False
         self._progress.start()
 
     def state(self, run: run_pb2.Run) -> None:
         self._num_steps = run.num_steps or self._num_steps
+        self._is_prediction = run.is_prediction
         total = run.num_steps or None
         if run.state == run_pb2.RUN_STATE_RUNNING:
             self._progress.update(self._task, total=total)
@@ -195,7 +202,7 @@ class _Bar:
 
     def step(self, step: Step) -> None:
         self._pace.add(step)
-        text = step_text(step, self._num_steps, self._pace)
+        text = step_text(step, self._num_steps, self._pace, is_prediction=self._is_prediction)
         self._progress.update(self._task, completed=step.index, text=text)
 
     def evaluation(self, found: Evaluated) -> None:

@@ -39,6 +39,7 @@ def run_message(record: RunRecord, *, head: str = "", holder: str = "") -> run_p
         has_weights=record.has_weights,
         fingerprints=record.fingerprints,
         evaluated_step=record.evaluated_step,
+        is_prediction=record.job.is_prediction,
     )
 
 

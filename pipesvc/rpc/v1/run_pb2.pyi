@@ -101,7 +101,7 @@ class LinkTotals(_message.Message):
     def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., tensor_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., num_frames: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "name", "state", "num_committed_steps", "num_steps", "error", "plan_json", "warnings", "awaited", "links", "parameters", "submitted_unix_ns", "ended_unix_ns", "stage_steps", "has_weights", "fingerprints", "evaluated_step")
+    __slots__ = ("run_id", "name", "state", "num_committed_steps", "num_steps", "error", "plan_json", "warnings", "awaited", "links", "parameters", "submitted_unix_ns", "ended_unix_ns", "stage_steps", "has_weights", "fingerprints", "evaluated_step", "is_prediction")
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,7 @@ class Run(_message.Message):
     HAS_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_STEP_FIELD_NUMBER: _ClassVar[int]
+    IS_PREDICTION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     name: str
     state: RunState
@@ -150,7 +151,8 @@ class Run(_message.Message):
     has_weights: bool
     fingerprints: _containers.ScalarMap[str, str]
     evaluated_step: int
-    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., num_committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., plan_json: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., awaited: _Optional[_Iterable[_Union[Awaited, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkTotals, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, WorkerParameters]] = ..., submitted_unix_ns: _Optional[int] = ..., ended_unix_ns: _Optional[int] = ..., stage_steps: _Optional[_Iterable[int]] = ..., has_weights: _Optional[bool] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., evaluated_step: _Optional[int] = ...) -> None: ...
+    is_prediction: bool
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., num_committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., plan_json: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., awaited: _Optional[_Iterable[_Union[Awaited, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkTotals, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, WorkerParameters]] = ..., submitted_unix_ns: _Optional[int] = ..., ended_unix_ns: _Optional[int] = ..., stage_steps: _Optional[_Iterable[int]] = ..., has_weights: _Optional[bool] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., evaluated_step: _Optional[int] = ..., is_prediction: _Optional[bool] = ...) -> None: ...
 
 class WorkerParameters(_message.Message):
     __slots__ = ("parameters",)

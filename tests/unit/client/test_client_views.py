@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 
 import pytest
@@ -44,6 +45,17 @@ def test_lines_are_at_most_one_per_second_and_always_the_last() -> None:
     lines.close()
     shown = [line.removeprefix("r: ").split(",")[0] for line in out.getvalue().splitlines()]
     assert shown == ["RUNNING", "step 1/5", "step 4/5", "step 5/5", "COMPLETED"]
+
+
+def test_a_prediction_has_batches_and_no_loss() -> None:
+    out, bar_out = io.StringIO(), io.StringIO()
+    for view in (_Lines("r", out), _Bar("r", bar_out)):
+        view.state(run_pb2.Run(state=run_pb2.RUN_STATE_RUNNING, num_steps=2, is_prediction=True))
+        view.step(_step(1, 1.0, math.nan))
+        view.close()
+    assert out.getvalue().splitlines()[1:] == ["r: batch 1/2"]
+    assert "batch 1/2" in bar_out.getvalue()
+    assert "nan" not in bar_out.getvalue()
 
 
 def test_f19_a_waiting_run_says_for_what() -> None:

@@ -42,6 +42,7 @@ def test_a_run_goes_no_further_ahead_of_its_reader_than_the_window() -> None:
 def test_it_is_completed_when_the_reader_has_everything_and_nothing_is_saved() -> None:
     world = begun(num_steps=3)
     assert world.run().num_committed_steps == 3
+    assert world.run().is_prediction
     assert world.state() == "RUNNING"
     for step in (1, 2, 3):
         world.tell(OutputsTaken(run_id="r", step=step))
