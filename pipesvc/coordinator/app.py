@@ -25,7 +25,7 @@ from pipesvc.coordinator.settings import CoordinatorSettings
 from pipesvc.coordinator.store import Store
 from pipesvc.errors import CATALOGUE, ErrorCode, PipesvcError
 from pipesvc.net import loops, servers, tokens
-from pipesvc.net.addresses import Address, parse
+from pipesvc.net.addresses import parse
 from pipesvc.rpc.v1 import run_pb2_grpc, worker_pb2_grpc
 
 # Calls in progress at the end get this long; the process ends at once when the bound is over.
@@ -58,7 +58,7 @@ async def serve(settings: CoordinatorSettings, *, ready: Callable[[str], None] |
         run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(hub), server)  # type: ignore[no-untyped-call]
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(hub), server)  # type: ignore[no-untyped-call]
         bound = servers.bind(server, parse(settings.listen), is_insecure=settings.is_insecure)
-        pointers = tokens.write_pointers(_dialled(settings, bound.address), token_path)
+        pointers = tokens.write_pointers(bound.address.dialled_as(), token_path)
         try:
             with _ending() as ended:
                 await server.start()
@@ -156,8 +156,3 @@ def _ending() -> Iterator[asyncio.Event]:
         with contextlib.suppress(ValueError):
             for number in numbers:
                 loop.remove_signal_handler(number)
-
-
-def _dialled(settings: CoordinatorSettings, bound: Address) -> tuple[Address, ...]:
-    advertised = (parse(settings.advertise),) if settings.advertise else ()
-    return (*bound.dialled_as(), *advertised)

@@ -113,15 +113,15 @@ class FilesDesk:
             what, advice = f"run {source.run_id} has no weights yet", "Wait for the end of that run"
         raise PipesvcError(ErrorCode.WEIGHTS_NOT_READY, what, advice=advice)
 
-    async def upload(self, requests: AsyncIterator[run_pb2.UploadWeightsRequest]) -> bool:
-        """Store a file under its hash; True: it was here."""
+    async def upload(self, requests: AsyncIterator[run_pb2.UploadWeightsRequest]) -> None:
+        """Store a file under its hash; of one that is here, nothing is read."""
         draft, digest, sha256 = None, hashlib.sha256(), ""
         try:
             async for request in requests:
                 if draft is None:
                     sha256 = request.sha256
                     if self._store.sources.renew(sha256):
-                        return True
+                        return
                     draft = await asyncio.to_thread(self._store.sources.begin)
                 digest.update(request.data)
                 await asyncio.to_thread(draft.write, request.data)
@@ -133,7 +133,6 @@ class FilesDesk:
         finally:
             if draft is not None:
                 await asyncio.to_thread(self._store.sources.close, draft)
-        return False
 
 
 def weights_message(run_id: str, role: int, piece: local_pb2.WeightsPiece) -> worker_pb2.AttachResponse:

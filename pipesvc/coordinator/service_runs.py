@@ -129,7 +129,8 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
     async def UploadWeights(
         self, requests: AsyncIterator[run_pb2.UploadWeightsRequest], _context: Context
     ) -> run_pb2.UploadWeightsResponse:
-        return run_pb2.UploadWeightsResponse(was_known=await self._hub.files.upload(requests))
+        await self._hub.files.upload(requests)
+        return run_pb2.UploadWeightsResponse()
 
     @_streaming
     async def ReadLogs(

@@ -18,10 +18,6 @@ class CoordinatorSettings:
     """Journal, bundles, weights, logs and the token; two coordinators cannot share it."""
     is_insecure: bool = False
     """Listen on an address that faces the network."""
-    advertise: str = ""
-    """Another HOST:PORT by which this machine's users dial it, so that they find the token."""
 
     def __post_init__(self) -> None:
         parse(self.listen, option="--listen")
-        if self.advertise:
-            parse(self.advertise, option="--advertise")

@@ -55,7 +55,6 @@ class Contents:
     num_stages: int
     num_micro_batches: int
     decides: bool = False
-    trains: bool = True  # False: forwards alone
 
 
 def check(
@@ -65,10 +64,9 @@ def check(
     num_micro_batches: int,
     bounds: Mapping[int, int],
     decides: bool = False,
-    trains: bool = True,
 ) -> dict[int, int]:
     """Refuses lists that cannot run; gives the most micro-batches that were alive at once on each stage."""
-    contents = Contents(num_stages=num_stages, num_micro_batches=num_micro_batches, decides=decides, trains=trains)
+    contents = Contents(num_stages=num_stages, num_micro_batches=num_micro_batches, decides=decides)
     fault = find_fault(per_worker_actions, contents, bounds)
     if fault is not None:
         where = Where(worker=fault.worker)
@@ -117,15 +115,13 @@ def _faults_of_indices(lists: Lists, contents: Contents) -> Iterator[Fault]:
 
 
 def _faults_of_counts(lists: Lists, contents: Contents) -> Iterator[Fault]:
-    once = once_a_step(range(contents.num_stages), decides=contents.decides) if contents.trains else []
+    once = once_a_step(range(contents.num_stages), decides=contents.decides)
     allowed = set(once)
     found: dict[Action, tuple[str, int]] = {}
     for worker, position, action in _entries(lists):
         if action in found:
             yield Fault(f"{action} is there twice", _ONCE, worker, position)
-        is_backward = action.micro_batch is not None and action.kind is not ActionKind.FORWARD
-        is_unknown = action.micro_batch is None and action not in allowed
-        if is_unknown or (is_backward and not contents.trains):
+        if action.micro_batch is None and action not in allowed:
             yield Fault(f"{action} has no place in this step", "Leave it out.", worker, position)
         found[action] = worker, position
     missing = []
@@ -136,7 +132,7 @@ def _faults_of_counts(lists: Lists, contents: Contents) -> Iterator[Fault]:
             if whole in found and present:
                 advice = "A micro-batch has a whole backward (B) on a stage, or its two parts (I and W)."
                 yield Fault(f"{present[0]} is beside {whole}", advice, *found[present[0]])
-            backwards = (parts if present else [whole]) if contents.trains else []
+            backwards = parts if present else [whole]
             missing += [action for action in (forward(stage, index), *backwards) if action not in found]
     missing += [action for action in once if action not in found]
     if missing:

@@ -309,10 +309,8 @@ class UploadWeightsRequest(_message.Message):
     def __init__(self, sha256: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class UploadWeightsResponse(_message.Message):
-    __slots__ = ("was_known",)
-    WAS_KNOWN_FIELD_NUMBER: _ClassVar[int]
-    was_known: bool
-    def __init__(self, was_known: _Optional[bool] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ReadLogsRequest(_message.Message):
     __slots__ = ("run_id", "follow")

@@ -81,15 +81,6 @@ def test_a_split_backward_passes_and_lives_until_its_w() -> None:
     assert _check({"a": "0F0 0F1 0B0 0B1 0U", "b": "1F0 1I0 1W0 1F1 1B1 1U"}) == {0: 2, 1: 1}
 
 
-def test_inference_has_forwards_alone() -> None:
-    lists = {"a": [parse("0F0"), parse("0F1")]}
-    assert check(lists, num_stages=1, num_micro_batches=2, bounds={}, trains=False) == {0: 2}
-    with pytest.raises(PipesvcError, match="0B0 has no place in this step"):
-        check({"a": [*lists["a"], parse("0B0")]}, num_stages=1, num_micro_batches=2, bounds={}, trains=False)
-    with pytest.raises(PipesvcError, match="0U has no place in this step"):
-        check({"a": [*lists["a"], parse("0U")]}, num_stages=1, num_micro_batches=2, bounds={}, trains=False)
-
-
 def test_many_missing_actions_are_not_all_named() -> None:
     with pytest.raises(PipesvcError, match=r"lack 0F0, .* and 94 more"):
         check({"a": [parse("0U")]}, num_stages=1, num_micro_batches=51, bounds={})
