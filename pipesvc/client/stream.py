@@ -41,7 +41,8 @@ class BatchStream:
     def __init__(self, transport: Transport, run_id: str, batches: Batches, max_batches: int | None) -> None:
         self._transport = transport
         self._run_id = run_id
-        self._batches = batches
+        # Gone once it has been read: the client keeps its streams, and a source may hold a data set.
+        self._batches: Batches | None = batches
         self._max_batches = max_batches
         self._failure: PipesvcError | None = None
         self._has_delivered = False
@@ -77,6 +78,8 @@ class BatchStream:
             place = self._locate_feeder()
             if place is not None:
                 asyncio.run(self._carry(place))
+            else:
+                self._batches = None
         except PipesvcError as error:
             self._fail(error)
 
@@ -157,8 +160,10 @@ class BatchStream:
     def _read(self, hand_over: Callable[[int, object], None]) -> int | None:
         """Read the source to its end; the number of batches, or None when the stream was ended by another cause."""
         num_batches = 0
+        batches, self._batches = self._batches, None
+        assert batches is not None
         try:
-            for batch in self._batches:
+            for batch in batches:
                 while not self._permits.acquire(timeout=_POLL_S):
                     if self._is_stopped.is_set():
                         return None

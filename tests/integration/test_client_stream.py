@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -197,6 +199,28 @@ def test_a_run_that_ends_before_its_source_is_no_failure(fake: FakeRuns, client:
     fake.end.set()
     assert list(run.steps()) == []
     assert fake.num_cancels == 0
+
+
+class Source:
+    """As large as a data set may be."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        return _samples(4)
+
+
+def test_a_source_that_has_been_read_is_not_kept_by_its_client(client: Client, receiver: Receiver) -> None:
+    source = Source()
+    kept = weakref.ref(source)
+    run = client.submit(job(StreamSource(source, batch_size=2)), run_id="r")
+    del source
+    receiver.wait_for(3)
+    deadline = time.monotonic() + LIMIT_S
+    while kept() is not None and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert kept() is None
+    assert client._streams["r"] is not None
+    assert run.run_id == "r"
 
 
 def test_a_repeat_in_another_client_neither_streams_nor_cancels(
