@@ -14,6 +14,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Final
 
+from pipesvc.coordinator.trash import Trash
+
 # A client that has sent a file submits its job soon.
 _MIN_AGE_S: Final = 3600.0
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -22,11 +24,12 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 class SourceFiles:
     """Plain blocking calls."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, trash: Trash) -> None:
         self._folder = folder
+        self._trash = trash
         folder.mkdir(exist_ok=True)
         for draft in folder.glob("*.partial"):
-            draft.unlink(missing_ok=True)
+            trash.put(draft)
 
     def path(self, sha256: str) -> Path | None:
         """None for what is no hash."""
@@ -63,4 +66,4 @@ class SourceFiles:
         for path in self._folder.glob("*.safetensors"):
             with contextlib.suppress(OSError):
                 if path.stem not in named and time.time() - path.stat().st_mtime > _MIN_AGE_S:
-                    path.unlink()
+                    self._trash.put(path)

@@ -4,6 +4,7 @@
     STATE/runs/RUN/weights.safetensors     the final state
     STATE/runs/RUN/state-STEP/             shards of a state on its way, and the file made of them
     STATE/runs/RUN/log, STATE/runs/RUN/trace
+    STATE/trash/                           what is being removed
 
 Callers check run ids before they come here: an id is a directory's name.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -20,6 +20,7 @@ from typing import BinaryIO, Final
 from pipesvc.coordinator.limits import LOG_BYTES, TRACE_BYTES
 from pipesvc.coordinator.message_file import MessageFile, framed, read_messages
 from pipesvc.coordinator.source_files import SourceFiles
+from pipesvc.coordinator.trash import Trash
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import job_pb2, local_pb2, run_pb2, worker_pb2
 from pipesvc.wire.safetensors_stream import merge
@@ -34,7 +35,8 @@ class Store:
         self._runs = state_dir / "runs"
         self._bundles.mkdir(parents=True, exist_ok=True)
         self._runs.mkdir(exist_ok=True)
-        self.sources: Final = SourceFiles(state_dir / "weights")
+        self._trash: Final = Trash(state_dir / "trash")
+        self.sources: Final = SourceFiles(state_dir / "weights", self._trash)
         self._open: dict[Path, MessageFile] = {}
         # Log lines and trace events that the disk did not take.
         self._num_dropped: dict[Path, int] = {}
@@ -66,8 +68,7 @@ class Store:
         return True
 
     def drop_bundle(self, sha256: str) -> None:
-        with contextlib.suppress(OSError):
-            (self._bundles / f"{sha256}.zip").unlink()
+        self._trash.put(self._bundles / f"{sha256}.zip")
 
     def bundle(self, sha256: str) -> bytes:
         """Nothing if it cannot be read: without its bundle the child fails by name, which is what should be told."""
@@ -137,8 +138,7 @@ class Store:
         return read_messages(self._output(run_id, step), offset)
 
     def drop_output(self, run_id: str, step: int) -> None:
-        with contextlib.suppress(OSError):
-            self._output(run_id, step).unlink()
+        self._trash.put(self._output(run_id, step))
 
     # --- files with weights that jobs name -------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class Store:
         """The merged state of this step is the run's result."""
         folder = self._dir(run_id)
         self._merged(run_id, step).replace(folder / "weights.safetensors")
-        shutil.rmtree(self._merged(run_id, step).parent, ignore_errors=True)
+        self._trash.put(self._merged(run_id, step).parent)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -196,7 +196,7 @@ class Store:
             os.close(descriptor)
 
     def drop_weights(self, run_id: str, step: int) -> None:
-        shutil.rmtree(self._merged(run_id, step).parent, ignore_errors=True)
+        self._trash.put(self._merged(run_id, step).parent)
 
     def open_weights(self, run_id: str, step: int | None) -> BinaryIO:
         """The final weights, or with a step the merged state of that step."""
@@ -209,7 +209,7 @@ class Store:
     def _drop_left_over(self, run_id: str) -> None:
         for pattern in ("state-*", "outputs"):
             for left_over in self._dir(run_id).glob(pattern):
-                shutil.rmtree(left_over, ignore_errors=True)
+                self._trash.put(left_over)
 
     def _append(self, path: Path, max_bytes: int, messages: list[bytes], last_message: bytes, num_items: int) -> str:
         """A log is worth less than its run: what the disk does not take is counted and dropped."""
