@@ -13,9 +13,10 @@ import socket
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.model.source_paths import shown_traceback
 from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.worker.local_socket import ChildEnd, PeerGoneError
 from pipesvc.worker.user_errors import user_error
@@ -29,6 +30,13 @@ ROLES: Final = {
     types_pb2.ROLE_INSPECTOR: ("pipesvc.worker.inspector", ErrorCode.BUILD_FAILED, ErrorCode.BUILD_FAILED),
     types_pb2.ROLE_PROFILER: ("pipesvc.worker.profiler.main", ErrorCode.BUILD_FAILED, ErrorCode.INTERNAL),
 }
+
+
+class _Formatter(logging.Formatter):
+    """Of the run's log, which is read by the person who wrote the code."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # the name that logging calls
+        return shown_traceback(super().formatException(ei))
 
 
 class _Entry(Protocol):
@@ -82,7 +90,9 @@ def main(own_socket: socket.socket) -> int:
     """Work for the agent at the other end of the socket; gives the exit code."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     end = ChildEnd(own_socket)
     try:
         assignment = read_assignment(end)

@@ -51,6 +51,15 @@ def test_f12_f13_an_exception_in_a_stage_reaches_the_client_with_its_place(clust
     assert_still_serves(cluster)
 
 
+def test_the_log_of_a_failed_run_names_files_as_the_user_does(cluster: pipesvc.Client) -> None:
+    run = cluster.submit(make_job(pipesvc.Call(jobs.faulty, kind="raise", at_call=10)))
+    with pytest.raises(PipesvcError, match="boom"):
+        run.wait()
+    text = "\n".join(line.line for line in run.logs())
+    assert '  File "tests/integration/jobs.py", line ' in text
+    assert "/bundle/" not in text
+
+
 def test_a_stage_that_dies_is_named_with_its_signal_and_last_words(cluster: pipesvc.Client) -> None:
     error = failure(cluster, make_job(pipesvc.Call(jobs.faulty, kind="segfault", at_call=5)))
     assert error.code == ErrorCode.CHILD_DIED
