@@ -23,6 +23,7 @@ from pipesvc.cli_options import Coordinator, JobName, RunId, TokenFile, check_wr
 from pipesvc.cli_plan import plan as plan_command
 from pipesvc.cli_profile import profile
 from pipesvc.cli_verify import verify
+from pipesvc.cli_weights import checkpoint, weights
 from pipesvc.errors import PipesvcError
 from pipesvc.net.addresses import DEFAULT_COORDINATOR
 
@@ -121,6 +122,9 @@ def submit(
     plan: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="A plan file; its memory is checked first.")
     ] = None,
+    resume: Annotated[
+        str, typer.Option("--resume", metavar="RUN|DIR", help="Go on from that run's end, or from a checkpoint.")
+    ] = "",
     coordinator: Coordinator = DEFAULT_COORDINATOR,
     token_file: TokenFile = None,
 ) -> None:
@@ -135,6 +139,8 @@ def submit(
         loaded = replace(loaded, strategy=read_plan(plan))
     view = SubmitView(sys.stdout, sys.stderr)
     with connect(coordinator, token_file) as client:
+        if resume:
+            loaded = replace(loaded, resume=resume if Path(resume).is_dir() else client.attach(resume))
         try:
             _follow(client.submit(loaded, run_id, on_event=view, is_planned=plan is not None))
         except KeyboardInterrupt as interrupt:
@@ -216,21 +222,8 @@ def trace(
         out.write_text(f"{text}\n")
 
 
-@app.command()
-def weights(
-    run_id: RunId,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="RUN.safetensors if not given.")] = None,
-    coordinator: Coordinator = DEFAULT_COORDINATOR,
-    token_file: TokenFile = None,
-) -> None:
-    """Fetch the whole model's state as one safetensors file; of a live run, after its next step."""
-    from pipesvc.client.weights_file import is_replaced
-
-    with connect(coordinator, token_file) as client:
-        path = out if out is not None else Path(f"{run_id}.safetensors")
-        step = client.attach(run_id).save_weights(path)
-    # The weights may have gone to the standard output itself.
-    print(f"{path}: the weights after step {step}", file=sys.stdout if is_replaced(path) else sys.stderr)
+app.command()(weights)
+app.command()(checkpoint)
 
 
 @app.command()

@@ -28,7 +28,7 @@ from pipesvc.client.stale import difference, doubting
 from pipesvc.client.stream import BatchStream
 from pipesvc.client.transport import Transport
 from pipesvc.client.watching import PipesvcWarning
-from pipesvc.client.weights_source import is_given, send
+from pipesvc.client.weights_source import send, sources_of
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.net.addresses import COORDINATOR_VARIABLE, DEFAULT_COORDINATOR
 from pipesvc.rpc.v1 import run_pb2
@@ -150,8 +150,9 @@ class Client:
         if isinstance(job.data, StreamSource) and run_id not in self._streams and not self._exists(run_id):
             self._streams[run_id] = None
             self._unstreamed.look_ahead(job, request.job.data)
-        if is_given(job.init) and isinstance(job.init, str | Path):
-            send(self._transport, Path(job.init), submission.spec.weights.sha256)
+        for source, named in zip(sources_of(job), (request.job.weights, request.job.training), strict=True):
+            if isinstance(source, Path):
+                send(self._transport, source, named.sha256)
         try:
             response = self._transport.call(self._transport.stub.SubmitRun, request)
             if on_event is not None:
@@ -275,5 +276,7 @@ class Client:
         stream = self._streams[run_id]
         if stream is None:
             batches = self._unstreamed.take(job.data)
-            stream = self._streams[run_id] = BatchStream(self._transport, run_id, batches, job.max_steps)
+            num_done = self.attach(run_id).info().start.step
+            max_batches = None if job.max_steps is None else (job.max_steps - num_done) * job.accumulate
+            stream = self._streams[run_id] = BatchStream(self._transport, run_id, batches, max_batches)
         return stream

@@ -85,6 +85,10 @@ class Job:
     """Weights to begin with, by name: those of a run that has ended, or of a safetensors file on this host; None: the
     model as it is built. "by_name": as it is built, but each parameter draws from a stream of its own, keyed by its
     name, so that no worker draws for others; the numbers are not those of plain torch then."""
+    resume: Run | str | Path | None = None
+    """Go on from a checkpoint: from the end of another run, or from a folder that `run.save_checkpoint` wrote. Weights,
+    optimizers, schedulers, scaler, step and place in the data are those of then, whatever the plan was and is; `epochs`
+    and `max_steps` count from the beginning of the training. A `StreamSource` gives the batches that come after."""
     name: str | None = None
     """For people; None: the name of the model function."""
     include: Sequence[str] = ()
@@ -145,6 +149,10 @@ class Job:
         self._check_evaluation()
         if self.init is not None:
             weights_source.check("init", self.init)
+        if self.resume is not None:
+            weights_source.check_checkpoint("resume", self.resume)
+            if self.init is not None:
+                raise refuse("init and resume are both given", "A checkpoint has its weights: leave out init")
 
     @property
     def builders(self) -> list[Call]:

@@ -42,6 +42,7 @@ def prediction_job(
         job,
         data=data,
         init=weights,
+        resume=None,
         strategy=strategy,
         epochs=None,
         max_steps=None,

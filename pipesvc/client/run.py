@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from pipesvc.rpc.v1 import local_pb2, run_pb2
 from pipesvc.wire.links import Link
 from pipesvc.wire.roles import role_name
 from pipesvc.wire.safetensors_stream import names_in
+from pipesvc.wire.training_file import TRAINING_FILE, WEIGHTS_FILE
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from pipesvc.client.stream import BatchStream
 
 __all__ = ["Evaluated", "LogLine", "Run", "Step"]
+
+Write = Callable[[bytes], object]
 
 # Seconds. A cancelled run still commits what was issued and stores its weights; the coordinator bounds that at 30.
 _CANCEL_S: Final = 60.0
@@ -112,7 +115,7 @@ class Run:
         """The losses of the steps committed so far, first to last."""
         info = self.info()
         losses: list[float] = []
-        if info.num_committed_steps:
+        if info.num_committed_steps > info.start.step:
             with closing(watch(self._transport, self.run_id)) as events:
                 for event in events:
                     if isinstance(event, Step):
@@ -140,32 +143,46 @@ class Run:
         Raises OSError as `open` does, with the path, where the file cannot be written; the weights stay with the run.
         """
         checks.path("path", path)
-        step = 0
         with weights_file.writing(Path(path)) as write:
-            for step_of_part, data in self._weights():
-                step = step_of_part
-                write(data)
-        return step
+            return self._fetch(write)
+
+    def save_checkpoint(self, folder: str | Path) -> int:
+        """Write what `Job.resume` goes on from into a folder, which is made; returns the step after which it was taken.
+
+        `weights.safetensors` in it is what `save_weights` writes, `training.safetensors` all else. Raises as
+        `save_weights` does.
+        """
+        checks.path("folder", folder)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        weights, training = Path(folder) / WEIGHTS_FILE, Path(folder) / TRAINING_FILE
+        with weights_file.writing(training) as write_training, weights_file.writing(weights) as write:
+            return self._fetch(write, write_training)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The whole model's state in the model's order, for `model.load_state_dict`; of a live run, after its next
         step."""
         from safetensors.torch import load
 
-        data = b"".join(data for _, data in self._weights())
-        state = load(data)  # in any order
-        return {name: state[name] for name in names_in(data)}
+        data = bytearray()
+        self._fetch(data.extend)
+        state = load(bytes(data))  # in any order
+        return {name: state[name] for name in names_in(bytes(data))}
 
-    def _weights(self) -> Generator[tuple[int, bytes], None, None]:
-        request = run_pb2.FetchWeightsRequest(run_id=self.run_id)
-        num_bytes, total_bytes = 0, -1
+    def _fetch(self, write: Write, training: Write | None = None) -> int:
+        """The step after which the state was taken; each function gets the bytes of one file."""
+        request = run_pb2.FetchWeightsRequest(run_id=self.run_id, with_training=training is not None)
+        missing: dict[bool, int] = {False: -1} | ({} if training is None else {True: -1})
+        step = 0
         with closing(self._transport.stream(self._transport.stub.FetchWeights, request)) as parts:
             for part in parts:
-                num_bytes += len(part.data)
-                total_bytes = part.total_bytes
-                yield part.step, part.data
-        if num_bytes != total_bytes:
+                if missing[part.is_training] < 0:
+                    missing[part.is_training] = part.total_bytes
+                missing[part.is_training] -= len(part.data)
+                step = part.step
+                (training if training is not None and part.is_training else write)(part.data)
+        if any(missing.values()):
             raise self._transport.ended_early(f"the weights of run {self.run_id}")
+        return step
 
     def logs(self, follow: bool = False) -> Generator[LogLine, None, None]:
         """What user code printed on all workers so far; with `follow`, until the run ends."""

@@ -63,6 +63,7 @@ def make_submission(job: Job, *, is_prediction: bool = False) -> Submission:
     notebook = _notebook_of(resolved)
     first, *others = (references[what] for what in _model_calls(job))
     bundle = _bundle_of(job, first, resolved, notebook)
+    weights, training = weights_source.sources_of(job)
     spec = job_pb2.JobSpec(
         name=job.name or first.qualname,
         stage_models=[types_pb2.Call() for _ in (first, *others) if others],
@@ -70,7 +71,8 @@ def make_submission(job: Job, *, is_prediction: bool = False) -> Submission:
         evaluation=_evaluation_spec(job.evaluation, job.strategy) if job.evaluation is not None else None,
         strategy=_strategy_spec(job.strategy),
         is_prediction=is_prediction,
-        weights=weights_source.message(job.init) if weights_source.is_given(job.init) else None,
+        weights=weights_source.message(weights),
+        training=weights_source.message(training),
         keys_init_by_name=job.init == weights_source.BY_NAME,
         epochs=job.num_epochs,
         max_steps=job.max_steps or 0,
@@ -138,7 +140,7 @@ def measurable(job: Job, micro_batches: int | None = None) -> Job:
     check_is_job(job)
     asked = job.strategy
     strategy = Strategy(micro_batches=micro_batches or asked.micro_batches, allow_cpu_for_gpu=asked.allow_cpu_for_gpu)
-    return replace(job, strategy=strategy, init=None if weights_source.is_given(job.init) else job.init)
+    return replace(job, strategy=strategy, init=None if weights_source.is_given(job.init) else job.init, resume=None)
 
 
 def check_is_job(job: object) -> None:

@@ -1,4 +1,4 @@
-"""Weights that a job begins with: those of a run, or a safetensors file of the user.
+"""Weights that a job begins with, or a checkpoint that it goes on from: those of a run, or files of the user.
 
 A file goes to the coordinator in pieces, under its hash, so that a job that is submitted again sends nothing and is the
 same job. From there each worker reads the ranges that it needs: no path has to mean the same on two hosts.
@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 from pipesvc.client.checks import refusal, refuse
 from pipesvc.errors import printable
 from pipesvc.rpc.v1 import job_pb2, run_pb2
+from pipesvc.wire.training_file import TRAINING_FILE, WEIGHTS_FILE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pipesvc.client.job import Job
     from pipesvc.client.run import Run
     from pipesvc.client.transport import Transport
+
+    Source = Run | Path | None
 
 # The weights are drawn by name; a file of this name is "./by_name".
 BY_NAME: Final = "by_name"
@@ -46,6 +50,31 @@ def check(name: str, value: object) -> None:
         )
 
 
+def check_checkpoint(name: str, value: object) -> None:
+    """A run, or the path of a folder with a checkpoint."""
+    if not isinstance(value, str | Path) and _is_run(value):
+        return
+    if not isinstance(value, str | Path) or "\0" in str(value):
+        raise refusal(name, value, "a run, or the path of a folder that `run.save_checkpoint` wrote")
+    for file in (WEIGHTS_FILE, TRAINING_FILE):
+        if not (Path(value) / file).is_file():
+            raise refuse(
+                f"{name} is {str(value)!r}, and there is no file {file} in such a folder",
+                "Give a run (client.attach(id)), or a folder that `run.save_checkpoint` wrote",
+            )
+
+
+def sources_of(job: Job) -> tuple[Source, Source]:
+    """What the job begins with: its weights, and the training state that belongs to them."""
+    if isinstance(job.resume, str | Path):
+        return Path(job.resume) / WEIGHTS_FILE, Path(job.resume) / TRAINING_FILE
+    if job.resume is not None:
+        return job.resume, job.resume
+    if not is_given(job.init):
+        return None, None
+    return Path(job.init) if isinstance(job.init, str | Path) else job.init, None
+
+
 def _is_run(value: object) -> bool:
     from pipesvc.client.run import Run  # late: it imports gRPC, of which writing a job must stay free
 
@@ -57,11 +86,13 @@ def is_given(value: Run | str | Path | None) -> TypeGuard[Run | str | Path]:
     return value is not None and value != BY_NAME
 
 
-def message(value: Run | str | Path) -> job_pb2.WeightsSource:
-    if not isinstance(value, str | Path):
-        return job_pb2.WeightsSource(run_id=value.run_id)
+def message(source: Source) -> job_pb2.WeightsSource | None:
+    if source is None:
+        return None
+    if not isinstance(source, Path):
+        return job_pb2.WeightsSource(run_id=source.run_id)
     digest = hashlib.sha256()
-    for data in _pieces(Path(value)):
+    for data in _pieces(source):
         digest.update(data)
     return job_pb2.WeightsSource(sha256=digest.hexdigest(), path=printable(str(value)))
 

@@ -14,12 +14,8 @@ from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, run_pb2
 
 
-async def admit(
-    journal: Journal, store: Store, run_id: str, job: job_pb2.JobSpec, bundle: bytes, submitted_s: float
-) -> None:
+async def admit(journal: Journal, store: Store, run: run_pb2.Run, job: job_pb2.JobSpec, bundle: bytes) -> None:
     """Store a new run; one at a time. Raises the refusal, and then nothing of the run is left."""
-    run = run_pb2.Run(run_id=run_id, name=job.name, state=run_pb2.RUN_STATE_QUEUED)
-    run.submitted_unix_ns = int(submitted_s * 1e9)
     is_new_bundle = False
     try:
         if bundle:

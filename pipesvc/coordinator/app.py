@@ -91,7 +91,7 @@ async def _hub(state_dir: Path) -> AsyncIterator[Hub]:
             hub = Hub(Machine(term=term, ended=[(item.run, item.job) for item in inheritance.ended]), journal, store)
             for item in inheritance.queued:
                 with _using(state_dir):
-                    hub.resume(item.run.run_id, item.job, item.run.submitted_unix_ns / 1e9)
+                    hub.requeue(item.run, item.job)
             hub.start()
             try:
                 yield hub

@@ -135,7 +135,7 @@ def overdue(record: RunRecord, turn: Turn) -> types_pb2.ErrorReport | None:
 
 def _is_due(job: job_pb2.JobSpec, ledger: StepLedger, evaluated_step: int) -> bool:
     """Whether the weights after the last issued step are to be evaluated."""
-    if not job.HasField("evaluation") or ledger.issued <= evaluated_step:
+    if not job.HasField("evaluation") or ledger.issued <= max(evaluated_step, ledger.start.step):
         return False
     if ledger.issued == ledger.num_steps:
         return True

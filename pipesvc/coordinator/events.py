@@ -27,6 +27,7 @@ class RunSubmitted:
     job: job_pb2.JobSpec
     link_token: str
     submitted_s: float = 0.0
+    start: types_pb2.Position | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

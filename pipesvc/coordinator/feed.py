@@ -79,7 +79,7 @@ class Feed:
 
         Evaluations come behind their step, that of the step before `from_step` too.
         """
-        next_step, seen = max(1, from_step), -1
+        next_step, seen = max(self._machine.run(run_id).start.step + 1, from_step), -1
         evaluations = _Evaluations(self._journal, run_id, next_step - 1)
         with self.watching(run_id) as woken:
             while True:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from typing import Final
 
 from pipesvc.coordinator import events, output_events
@@ -17,7 +16,7 @@ from pipesvc.coordinator.machine import Machine
 from pipesvc.coordinator.run_record import ENDED_STATES
 from pipesvc.coordinator.store import Store
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.rpc.v1 import job_pb2, local_pb2, run_pb2, worker_pb2
+from pipesvc.rpc.v1 import job_pb2, local_pb2, run_pb2, types_pb2, worker_pb2
 from pipesvc.wire.weights_name import name_of
 
 # Of one answer; a child asks for less.
@@ -88,30 +87,41 @@ class FilesDesk:
     # --- weights ----------------------------------------------------------------------------------------------------
 
     async def piece(self, run_id: str, ask: local_pb2.ReadWeights) -> local_pb2.WeightsPiece | None:
-        """A range of the file that the run's job names; None: nobody wants it any more."""
+        """A range of a file that the run's job names; None: nobody wants it any more."""
         record = self._machine.record(run_id)
         if record is None:
             return None
-        num_bytes = min(ask.num_bytes, _MAX_PIECE_BYTES)
-        read = partial(self._store.read_source, record.job.weights, ask.offset, num_bytes)
-        data, total_bytes = await asyncio.to_thread(read)
+        data, total_bytes = await asyncio.to_thread(self._store.read_source, record.job, ask, _MAX_PIECE_BYTES)
         return local_pb2.WeightsPiece(offset=ask.offset, data=data, total_bytes=total_bytes)
 
-    def check(self, job: job_pb2.JobSpec) -> None:
-        """Refuse a job whose weights are not here."""
-        source = job.weights
-        if not job.HasField("weights"):
-            return
+    async def start_of(self, job: job_pb2.JobSpec) -> types_pb2.Position | None:
+        """Where a new run begins: None at the beginning. Refuses a job whose files are not here or do not fit it."""
+        for name, is_training in (("weights", False), ("training", True)):
+            if job.HasField(name):
+                self._check(job, is_training=is_training)
+        if not job.HasField("training"):
+            return None
+        start = await asyncio.to_thread(self._store.source_position, job)
+        if job.max_steps and start.step >= job.max_steps:
+            raise PipesvcError(
+                ErrorCode.INVALID_JOB,
+                f"the checkpoint stands after step {start.step}, and max_steps is {job.max_steps}: nothing is left",
+                advice="max_steps counts from the beginning of the training: raise it",
+            )
+        return start
+
+    def _check(self, job: job_pb2.JobSpec, *, is_training: bool) -> None:
+        source, what = (job.training, "training state") if is_training else (job.weights, "weights")
         state = self._machine.run(source.run_id).state if source.run_id else None
-        if self._store.has_source(source):
+        if self._store.has_source(job, is_training=is_training):
             return
         if state is None:
-            what, advice = f"{name_of(source)} is not here", "Send it again: submit the job once more"
+            told, advice = f"{name_of(source)} is not here", "Send it again: submit the job once more"
         elif state in ENDED_STATES:
-            what, advice = f"run {source.run_id} ended without weights", "Name a run that has some, or a file"
+            told, advice = f"run {source.run_id} ended without {what}", "Name a run that has some, or a file"
         else:
-            what, advice = f"run {source.run_id} has no weights yet", "Wait for the end of that run"
-        raise PipesvcError(ErrorCode.WEIGHTS_NOT_READY, what, advice=advice)
+            told, advice = f"run {source.run_id} has no {what} yet", "Wait for the end of that run"
+        raise PipesvcError(ErrorCode.WEIGHTS_NOT_READY, told, advice=advice)
 
     async def upload(self, requests: AsyncIterator[run_pb2.UploadWeightsRequest]) -> None:
         """Store a file under its hash; of one that is here, nothing is read."""

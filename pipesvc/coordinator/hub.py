@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Coroutine
-from typing import BinaryIO, Final
+from typing import Final
 
 from pipesvc.coordinator import events, output_events
 from pipesvc.coordinator.admission import admit
@@ -24,7 +24,7 @@ from pipesvc.coordinator.machine import Machine
 from pipesvc.coordinator.outbox import Outbox, Session
 from pipesvc.coordinator.profile_desk import ProfileDesk
 from pipesvc.coordinator.run_record import ENDED_STATES
-from pipesvc.coordinator.store import Store, read_lines
+from pipesvc.coordinator.store import OpenState, Store, read_lines
 from pipesvc.coordinator.weights_desk import WeightsDesk
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.net.reports import from_message
@@ -46,7 +46,7 @@ class Hub:
         self._journal = journal
         self._sessions: dict[int, Session] = {}
         self._outboxes: dict[str, Outbox] = {}
-        self._asked: dict[int, asyncio.Future[tuple[int, BinaryIO]]] = {}
+        self._asked: dict[int, asyncio.Future[tuple[int, OpenState]]] = {}
         self._num_sessions = self._num_tickets = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._admission = asyncio.Lock()
@@ -79,30 +79,37 @@ class Hub:
         async with self._admission:
             if self.machine.find(run_id, job) is not None:
                 return
-            self.files.check(job)
-            now_s = self.now_s()
-            await admit(self._journal, self.store, run_id, job, bundle, now_s)
-            self._queue(run_id, job, now_s)
+            start = await self.files.start_of(job)
+            run = run_pb2.Run(run_id=run_id, name=job.name, state=run_pb2.RUN_STATE_QUEUED, start=start)
+            run.submitted_unix_ns = int(self.now_s() * 1e9)
+            await admit(self._journal, self.store, run, job, bundle)
+            self._queue(run, job)
 
-    def resume(self, run_id: str, job: job_pb2.JobSpec, submitted_s: float) -> None:
+    def requeue(self, run: run_pb2.Run, job: job_pb2.JobSpec) -> None:
         """A run that an earlier coordinator had queued."""
-        self.store.begin_run(run_id)
-        self._queue(run_id, job, submitted_s)
+        self.store.begin_run(run.run_id)
+        self._queue(run, job)
 
-    def _queue(self, run_id: str, job: job_pb2.JobSpec, submitted_s: float) -> None:
-        token = secrets.token_urlsafe(32)
-        self.tell(events.RunSubmitted(run_id=run_id, job=job, link_token=token, submitted_s=submitted_s))
+    def _queue(self, run: run_pb2.Run, job: job_pb2.JobSpec) -> None:
+        submitted = events.RunSubmitted(
+            run_id=run.run_id,
+            job=job,
+            link_token=secrets.token_urlsafe(32),
+            submitted_s=run.submitted_unix_ns / 1e9,
+            start=run.start if run.HasField("start") else None,
+        )
+        self.tell(submitted)
 
     def cancel(self, run_id: str) -> run_pb2.Run:
         self.tell(events.RunCancelled(run_id=run_id))
         return self.machine.run(run_id)
 
-    async def weights(self, run_id: str) -> tuple[int, BinaryIO]:
-        """The step and the open file of a run's state; a live run's when its next step is applied."""
+    async def state(self, run_id: str) -> tuple[int, OpenState]:
+        """The step and the open files of a run's state; a live run's when its next step is applied."""
         self.machine.run(run_id)
         self._num_tickets += 1
         ticket = self._num_tickets
-        future: asyncio.Future[tuple[int, BinaryIO]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[tuple[int, OpenState]] = asyncio.get_running_loop().create_future()
         self._asked[ticket] = future
         try:
             self.tell(events.WeightsAsked(run_id=run_id, ticket=ticket))
@@ -250,11 +257,11 @@ class Hub:
             future.set_exception(PipesvcError.of(from_message(command.error)))
             return
         try:
-            file = self.store.open_weights(command.run_id, None if command.is_final else command.step)
+            files = self.store.open_state(command.run_id, None if command.is_final else command.step)
         except OSError as error:
             future.set_exception(PipesvcError(ErrorCode.INTERNAL, f"the weights cannot be read: {error}"))
         else:
-            future.set_result((command.step, file))
+            future.set_result((command.step, files))
 
     async def _conclude(self, run: run_pb2.Run) -> None:
         problem = ""

@@ -44,7 +44,7 @@ from pipesvc.coordinator.run_record import Phase, RunRecord, without_first
 from pipesvc.coordinator.run_view import ended_message, run_message
 from pipesvc.coordinator.turn import Turn
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.rpc.v1 import job_pb2, run_pb2, worker_pb2
+from pipesvc.rpc.v1 import job_pb2, run_pb2, types_pb2, worker_pb2
 
 # Where a run may have processes on workers.
 _ON_WORKERS: Final = frozenset(
@@ -86,7 +86,8 @@ class Machine:
 
     def named_files(self) -> set[str]:
         """The hashes of the files that live runs read weights from."""
-        return {live.record.job.weights.sha256 for live in self._live.values()}
+        jobs = [live.record.job for live in self._live.values()]
+        return {source.sha256 for job in jobs for source in (job.weights, job.training)}
 
     def find(self, run_id: str, job: job_pb2.JobSpec) -> run_pb2.Run | None:
         """The run that this very job was submitted as; another job under the id is refused."""
@@ -189,6 +190,7 @@ class Machine:
             link_token=event.link_token,
             term=self.term,
             submitted_s=event.submitted_s or turn.now_s,
+            start=event.start or types_pb2.Position(),
             outputs=Outputs(unread_since_s=turn.now_s) if event.job.is_prediction else None,
         )
         self._digests[event.run_id] = _digest(event.job)

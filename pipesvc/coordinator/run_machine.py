@@ -104,7 +104,7 @@ class RunMachine:
         record.crew = {name: member.incarnation for name, member in members.items() if member is not None}
         record.unready = {Child(name, types_pb2.ROLE_EXECUTOR) for name in plan.workers}
         record.unready.add(Child(plan.feeder_worker, types_pb2.ROLE_FEEDER))
-        record.ledger = StepLedger(plan.num_stages)
+        record.ledger = StepLedger(plan.num_stages, record.start)
         self._enter(Phase.BUILDING, turn.now_s, record.job.build_timeout_s)
         turn.start_crew(record)
 

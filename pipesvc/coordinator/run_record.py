@@ -77,6 +77,8 @@ class RunRecord:
     link_token: str
     term: int
     submitted_s: float
+    # After which it goes on; step 0: it begins.
+    start: types_pb2.Position = field(default_factory=types_pb2.Position)
 
     phase: Phase = Phase.WANTING_INSPECTOR
     # What users see while the run stops, and what it will be at its end.

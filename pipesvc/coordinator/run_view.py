@@ -40,6 +40,7 @@ def run_message(record: RunRecord, *, head: str = "", holder: str = "") -> run_p
         fingerprints=record.fingerprints,
         evaluated_step=record.evaluated_step,
         is_prediction=record.job.is_prediction,
+        start=record.start if record.start.step else None,
     )
 
 

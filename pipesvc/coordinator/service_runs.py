@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -107,11 +108,18 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
     async def FetchWeights(
         self, request: run_pb2.FetchWeightsRequest, _context: Context
     ) -> AsyncIterator[run_pb2.FetchWeightsResponse]:
-        step, file = await self._hub.weights(request.run_id)
-        with file:
-            total_bytes = _size(file)
-            while data := await asyncio.to_thread(file.read, _PIECE_BYTES):
-                yield run_pb2.FetchWeightsResponse(step=step, total_bytes=total_bytes, data=data)
+        step, files = await self._hub.state(request.run_id)
+        with files.weights, files.training or nullcontext():
+            if request.with_training and files.training is None:
+                message = f"run {request.run_id} has weights alone: an earlier version of pipesvc stored them"
+                raise PipesvcError(ErrorCode.WEIGHTS_NOT_READY, message)
+            for file in files[: 1 + request.with_training]:
+                assert file is not None
+                total_bytes, is_training = _size(file), file is files.training
+                while data := await asyncio.to_thread(file.read, _PIECE_BYTES):
+                    yield run_pb2.FetchWeightsResponse(
+                        step=step, total_bytes=total_bytes, data=data, is_training=is_training
+                    )
 
     @_streaming
     async def ReadOutputs(

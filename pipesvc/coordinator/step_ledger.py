@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from pipesvc.coordinator.limits import WINDOW_STEPS
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.rpc.v1 import local_pb2, run_pb2
+from pipesvc.rpc.v1 import local_pb2, run_pb2, types_pb2
 
 
 class StepLedger:
-    """Counts from step 1. `num_steps` is None until the source has ended."""
+    """Counts the steps after `start`. `num_steps` is None until the source has ended, then that of all of them."""
 
-    def __init__(self, num_stages: int) -> None:
-        self.issued = 0
-        self.committed = 0
+    def __init__(self, num_stages: int, start: types_pb2.Position | None = None) -> None:
+        self.start = start or types_pb2.Position()
+        self.issued = self.start.step
+        self.committed = self.start.step
         # Of the last issued step.
-        self.epoch = 0
-        self.applied = [0] * num_stages
+        self.epoch = self.start.epoch
+        self.applied = [self.start.step] * num_stages
         self.num_steps: int | None = None
-        self._first_epoch_steps = 0
+        self._epoch_steps = (self.start.step - self.start.steps_in_epoch) // (self.start.epoch or 1)
         self._announced: dict[int, local_pb2.BatchAnnounced] = {}
         self._losses: dict[int, float] = {}
         self._issued_s: dict[int, float] = {}
@@ -70,8 +71,8 @@ class StepLedger:
             raise _contradiction(f"the feeder announces step {batch.step} after the end of its data", batch.step)
         if not batch.shares or len(batch.shares) != len(batch.rows):
             raise _contradiction("the feeder announces a batch whose shares and rows differ in number", batch.step)
-        if batch.epoch and not self._first_epoch_steps:
-            self._first_epoch_steps = batch.step - 1
+        if batch.epoch and not self._epoch_steps:
+            self._epoch_steps = batch.step - 1
         self._announced[batch.step] = batch
 
     def expected_steps(self, num_epochs: int, max_steps: int) -> int:
@@ -81,7 +82,7 @@ class StepLedger:
         """
         if self.num_steps is not None:
             return self.num_steps
-        guess = self._first_epoch_steps * num_epochs
+        guess = self._epoch_steps * num_epochs
         return min(guess, max_steps) if guess and max_steps else guess or (max_steps if not num_epochs else 0)
 
     def end(self, num_steps: int) -> None:

@@ -29,7 +29,7 @@ def take(record: RunRecord, turn: Turn, member: Member, report: local_pb2.FromCh
     elif kind == "batch_announced":
         record.ledger.announce(report.batch_announced)
     elif kind == "data_ended":
-        _end(record, report.data_ended.num_steps)
+        return _end(record, report.data_ended.num_steps)
     else:
         applied = report.step_applied
         done = record.ledger.apply(applied, turn.now_s)
@@ -39,13 +39,18 @@ def take(record: RunRecord, turn: Turn, member: Member, report: local_pb2.FromCh
     return None
 
 
-def _end(record: RunRecord, num_steps: int) -> None:
+def _end(record: RunRecord, num_steps: int) -> types_pb2.ErrorReport | None:
     assert record.ledger is not None
     record.ledger.end(num_steps)
+    if num_steps == record.start.step and num_steps:
+        message = f"the data end where the checkpoint stands, after step {num_steps}: nothing is left to train"
+        advice = "epochs counts from the beginning of the training: raise it"
+        return failure(ErrorCode.INVALID_JOB, message, advice=advice, step=num_steps)
     if num_steps < record.job.max_steps:
         warning = f"the data ended after {num_steps} steps, before max_steps={record.job.max_steps}"
         record.other_warnings.append(warning)
     record.is_changed = True
+    return None
 
 
 def _commit(record: RunRecord, turn: Turn, done: run_pb2.StepRecord) -> types_pb2.ErrorReport | None:

@@ -1,7 +1,8 @@
 """The files under the state directory: bundles by their hash, and each run's weights, log and trace.
 
     STATE/bundles/SHA256.zip
-    STATE/runs/RUN/weights.safetensors     the final state
+    STATE/runs/RUN/weights.safetensors     the final state: the weights
+    STATE/runs/RUN/training.safetensors    and what else training goes on from
     STATE/runs/RUN/state-STEP/             shards of a state on its way, and the file made of them
     STATE/runs/RUN/log, STATE/runs/RUN/trace
     STATE/trash/                           what is being removed
@@ -15,15 +16,26 @@ import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 from pipesvc.coordinator.limits import LOG_BYTES, TRACE_BYTES
 from pipesvc.coordinator.message_file import MessageFile, framed, read_messages
 from pipesvc.coordinator.source_files import SourceFiles
 from pipesvc.coordinator.trash import Trash
 from pipesvc.errors import ErrorCode, PipesvcError
-from pipesvc.rpc.v1 import job_pb2, local_pb2, run_pb2, worker_pb2
-from pipesvc.wire.safetensors_stream import merge
+from pipesvc.rpc.v1 import job_pb2, local_pb2, run_pb2, types_pb2, worker_pb2
+from pipesvc.wire.safetensors_stream import merge, read_layout
+from pipesvc.wire.training_file import TRAINING_FILE, WEIGHTS_FILE, position_of
+
+# The weights last: where they are, the run has an end.
+_FILES: Final = (TRAINING_FILE, WEIGHTS_FILE)
+
+
+class OpenState(NamedTuple):
+    """Both files of a state. A run of an earlier version has no training state."""
+
+    weights: BinaryIO
+    training: BinaryIO | None
 
 
 class Store:
@@ -142,28 +154,35 @@ class Store:
 
     # --- files with weights that jobs name -------------------------------------------------------------------------
 
-    def source_path(self, source: job_pb2.WeightsSource) -> Path | None:
+    def source_path(self, job: job_pb2.JobSpec, *, is_training: bool) -> Path | None:
         """None for what cannot be one."""
-        return self._dir(source.run_id) / "weights.safetensors" if source.run_id else self.sources.path(source.sha256)
+        source, name = (job.training, TRAINING_FILE) if is_training else (job.weights, WEIGHTS_FILE)
+        return self._dir(source.run_id) / name if source.run_id else self.sources.path(source.sha256)
 
-    def has_source(self, source: job_pb2.WeightsSource) -> bool:
-        path = self.source_path(source)
+    def has_source(self, job: job_pb2.JobSpec, *, is_training: bool) -> bool:
+        path = self.source_path(job, is_training=is_training)
         return path is not None and path.is_file()
 
-    def read_source(self, source: job_pb2.WeightsSource, offset: int, num_bytes: int) -> tuple[bytes, int]:
+    def read_source(self, job: job_pb2.JobSpec, ask: local_pb2.ReadWeights, max_bytes: int) -> tuple[bytes, int]:
         """A piece of the file, and the size of all of it."""
-        path = self.source_path(source)
+        path = self.source_path(job, is_training=ask.is_training)
         assert path is not None
         with path.open("rb") as file:
             total_bytes = os.fstat(file.fileno()).st_size
-            file.seek(offset)
-            return file.read(num_bytes), total_bytes
+            file.seek(ask.offset)
+            return file.read(min(ask.num_bytes, max_bytes)), total_bytes
+
+    def source_position(self, job: job_pb2.JobSpec) -> types_pb2.Position:
+        """Where the checkpoint that the job names stands. Raises for what is none."""
+        path = self.source_path(job, is_training=True)
+        assert path is not None
+        return position_of(read_layout(path))
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
     def write_shard(self, run_id: str, chunk: local_pb2.StateChunk) -> None:
         """Append a piece of a stage's state; pieces come in order, and a first piece begins anew."""
-        path = self._shard(run_id, chunk.step, chunk.stage)
+        path = self._shard(run_id, chunk.step, chunk.stage, TRAINING_FILE if chunk.is_training else WEIGHTS_FILE)
         path.parent.mkdir(exist_ok=True)
         with path.open("r+b" if chunk.offset else "wb") as file:
             num_bytes = file.seek(0, os.SEEK_END)
@@ -178,17 +197,21 @@ class Store:
             file.write(chunk.data)
 
     def merge_shards(self, run_id: str, step: int, num_stages: int) -> None:
-        """One file of all shards, on the disk when this returns."""
-        shards = [self._shard(run_id, step, stage) for stage in range(num_stages)]
-        merge(shards, self._merged(run_id, step))
-        for shard in shards:
-            shard.unlink()
+        """One file of all shards with weights, one of those with training state, on the disk when this returns."""
+        for name in _FILES:
+            merged = self._state(run_id, step) / name
+            shards = [self._shard(run_id, step, stage, name) for stage in range(num_stages)]
+            if not merged.exists():  # in a try that found the disk full
+                merge(shards, merged)
+            for shard in shards:
+                shard.unlink(missing_ok=True)
 
     def keep_weights(self, run_id: str, step: int) -> None:
         """The merged state of this step is the run's result."""
         folder = self._dir(run_id)
-        self._merged(run_id, step).replace(folder / "weights.safetensors")
-        self._trash.put(self._merged(run_id, step).parent)
+        for name in _FILES:
+            (self._state(run_id, step) / name).replace(folder / name)
+        self._trash.put(self._state(run_id, step))
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -196,15 +219,19 @@ class Store:
             os.close(descriptor)
 
     def drop_weights(self, run_id: str, step: int) -> None:
-        self._trash.put(self._merged(run_id, step).parent)
+        self._trash.put(self._state(run_id, step))
 
-    def open_weights(self, run_id: str, step: int | None) -> BinaryIO:
-        """The final weights, or with a step the merged state of that step."""
-        path = self._dir(run_id) / "weights.safetensors" if step is None else self._merged(run_id, step)
-        return path.open("rb")
+    def open_state(self, run_id: str, step: int | None) -> OpenState:
+        """The final state, or with a step that merged of that step."""
+        folder = self._dir(run_id) if step is None else self._state(run_id, step)
+        weights = (folder / WEIGHTS_FILE).open("rb")
+        try:
+            return OpenState(weights=weights, training=(folder / TRAINING_FILE).open("rb"))
+        except FileNotFoundError:
+            return OpenState(weights=weights, training=None)
 
     def has_weights(self, run_id: str) -> bool:
-        return (self._dir(run_id) / "weights.safetensors").is_file()
+        return (self._dir(run_id) / WEIGHTS_FILE).is_file()
 
     def _drop_left_over(self, run_id: str) -> None:
         for pattern in ("state-*", "outputs"):
@@ -233,11 +260,11 @@ class Store:
     def _output(self, run_id: str, step: int) -> Path:
         return self._dir(run_id) / "outputs" / str(step)
 
-    def _merged(self, run_id: str, step: int) -> Path:
-        return self._dir(run_id) / f"state-{step}" / "merged.safetensors"
+    def _state(self, run_id: str, step: int) -> Path:
+        return self._dir(run_id) / f"state-{step}"
 
-    def _shard(self, run_id: str, step: int, stage: int) -> Path:
-        return self._dir(run_id) / f"state-{step}" / f"stage-{stage}.safetensors"
+    def _shard(self, run_id: str, step: int, stage: int, name: str) -> Path:
+        return self._state(run_id, step) / f"stage-{stage}-{name}"
 
 
 def read_lines(worker: str, lines: worker_pb2.LogLines) -> list[run_pb2.ReadLogsResponse]:

@@ -124,6 +124,7 @@ class Turn:
             worker=worker,
             host=self._registration(worker).host,
             num_threads=num_threads,
+            start=record.start,
         )
 
     def _registration(self, worker: str) -> worker_pb2.Register:

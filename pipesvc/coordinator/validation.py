@@ -74,8 +74,11 @@ def _faults_of_calls(job: job_pb2.JobSpec) -> Iterator[str]:
     yield from _faults_of_model(job)
     if job.is_prediction and job.HasField("evaluation"):
         yield "a prediction is not evaluated"
-    if job.HasField("weights"):
-        yield from _faults_of_weights(job.weights)
+    for name, source in (("weights", job.weights), ("training", job.training)):
+        if job.HasField(name):
+            yield from _faults_of_weights(source)
+    if job.HasField("training") and (job.is_prediction or not job.HasField("weights")):
+        yield "a training state belongs to weights of a job that trains"
     calls = {"model": job.model, "loss": job.loss, "optimizer": job.optimizer, "weight": job.weight}
     for field, call in calls.items():
         if job.HasField(field):

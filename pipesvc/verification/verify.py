@@ -60,6 +60,8 @@ def verify(client: Client, job: Job, *, num_steps: int = NUM_STEPS) -> Verdict:
     checks.whole("num_steps", num_steps, 1)
     if not isinstance(job.data, DataSource):
         raise refuse("a streamed source can be read once only, and verify reads twice", "Give a DataSource")
+    if job.resume is not None:
+        raise refuse("verify begins with the first step, and the job has resume", "Verify it without resume")
     run = client.submit(replace(job, max_steps=num_steps, evaluation=None))
     run.wait()
     losses, state, plan = run.losses(), run.state_dict(), run.plan()

@@ -1,4 +1,4 @@
-"""Reads ranges of the weights file that a job names, through the agent, from the coordinator.
+"""Reads ranges of the files with weights and training state that a job names, through the agent, from the coordinator.
 
 A child has no other way to the coordinator than its own commands and reports, and needs none: a question is a range,
 and a few questions are under way at a time, so that neither side holds more than a few pieces of the file.
@@ -24,12 +24,13 @@ _WAIT_S: Final = 60.0
 class WeightsReader:
     """For a child that is not yet ready: of what else may come then, only the order to stop matters.
 
-    `name` is what errors call the file.
+    `name` is what errors call the file; `is_training`: that with the training state.
     """
 
-    def __init__(self, port: PortLike, name: str) -> None:
+    def __init__(self, port: PortLike, name: str, *, is_training: bool = False) -> None:
         self._port = port
         self._name = name
+        self._is_training = is_training
         self._total_bytes = 0
         self._layout: Layout | None = None
 
@@ -51,7 +52,9 @@ class WeightsReader:
         while num_read < len(target):
             while num_asked < len(target) and len(asked) < _NUM_AHEAD:
                 num_bytes = min(PIECE_BYTES, len(target) - num_asked)
-                ask = local_pb2.ReadWeights(offset=offset + num_asked, num_bytes=num_bytes)
+                ask = local_pb2.ReadWeights(
+                    offset=offset + num_asked, num_bytes=num_bytes, is_training=self._is_training
+                )
                 self._port.report(local_pb2.FromChild(read_weights=ask))
                 asked.append((offset + num_asked, num_bytes))
                 num_asked += num_bytes

@@ -204,10 +204,11 @@ class FakeWorker:
             name = f"{stage.index}.weight"
             data = make_layout({name: (types_pb2.ELEMENT_TYPE_UINT8, (3,))}).header + b"abc"
             for offset, end in ((0, 10), (10, len(data))):
-                chunk = local_pb2.StateChunk(
-                    step=step, stage=stage.index, offset=offset, data=data[offset:end], is_last=end == len(data)
-                )
+                chunk = local_pb2.StateChunk(step=step, stage=stage.index, offset=offset, data=data[offset:end])
                 await self.report(run_id, types_pb2.ROLE_EXECUTOR, local_pb2.FromChild(state_chunk=chunk))
+            training = make_layout({}, {"position": f"[{step}, 0, {step}]"}).header
+            chunk = local_pb2.StateChunk(step=step, stage=stage.index, data=training, is_last=True, is_training=True)
+            await self.report(run_id, types_pb2.ROLE_EXECUTOR, local_pb2.FromChild(state_chunk=chunk))
 
 
 @asynccontextmanager

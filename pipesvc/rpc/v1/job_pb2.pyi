@@ -189,7 +189,7 @@ class GradScalerSpec(_message.Message):
     def __init__(self, init_scale: _Optional[float] = ..., growth_factor: _Optional[float] = ..., backoff_factor: _Optional[float] = ..., growth_interval: _Optional[int] = ...) -> None: ...
 
 class JobSpec(_message.Message):
-    __slots__ = ("name", "model", "loss", "optimizer", "weight", "data", "strategy", "epochs", "max_steps", "seed", "clip_norm", "check_finite", "worker_wait_s", "build_timeout_s", "step_timeout_s", "python_version", "torch_version", "bundle_sha256", "optimizers", "scheduler", "clip_value", "accumulate", "autocast", "grad_scaler", "evaluation", "is_prediction", "weights", "defers_batch_norm", "keys_init_by_name", "stage_models")
+    __slots__ = ("name", "model", "loss", "optimizer", "weight", "data", "strategy", "epochs", "max_steps", "seed", "clip_norm", "check_finite", "worker_wait_s", "build_timeout_s", "step_timeout_s", "python_version", "torch_version", "bundle_sha256", "optimizers", "scheduler", "clip_value", "accumulate", "autocast", "grad_scaler", "evaluation", "is_prediction", "weights", "defers_batch_norm", "keys_init_by_name", "stage_models", "training")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +220,7 @@ class JobSpec(_message.Message):
     DEFERS_BATCH_NORM_FIELD_NUMBER: _ClassVar[int]
     KEYS_INIT_BY_NAME_FIELD_NUMBER: _ClassVar[int]
     STAGE_MODELS_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: _types_pb2.Call
     loss: _types_pb2.Call
@@ -250,4 +251,5 @@ class JobSpec(_message.Message):
     defers_batch_norm: bool
     keys_init_by_name: bool
     stage_models: _containers.RepeatedCompositeFieldContainer[_types_pb2.Call]
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., loss: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., optimizer: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., weight: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., strategy: _Optional[_Union[StrategySpec, _Mapping]] = ..., epochs: _Optional[int] = ..., max_steps: _Optional[int] = ..., seed: _Optional[int] = ..., clip_norm: _Optional[float] = ..., check_finite: _Optional[bool] = ..., worker_wait_s: _Optional[float] = ..., build_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., python_version: _Optional[str] = ..., torch_version: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., optimizers: _Optional[_Iterable[_Union[OptimizerSpec, _Mapping]]] = ..., scheduler: _Optional[_Union[SchedulerSpec, _Mapping]] = ..., clip_value: _Optional[float] = ..., accumulate: _Optional[int] = ..., autocast: _Optional[_Union[Autocast, str]] = ..., grad_scaler: _Optional[_Union[GradScalerSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., is_prediction: _Optional[bool] = ..., weights: _Optional[_Union[WeightsSource, _Mapping]] = ..., defers_batch_norm: _Optional[bool] = ..., keys_init_by_name: _Optional[bool] = ..., stage_models: _Optional[_Iterable[_Union[_types_pb2.Call, _Mapping]]] = ...) -> None: ...
+    training: WeightsSource
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., loss: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., optimizer: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., weight: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., strategy: _Optional[_Union[StrategySpec, _Mapping]] = ..., epochs: _Optional[int] = ..., max_steps: _Optional[int] = ..., seed: _Optional[int] = ..., clip_norm: _Optional[float] = ..., check_finite: _Optional[bool] = ..., worker_wait_s: _Optional[float] = ..., build_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., python_version: _Optional[str] = ..., torch_version: _Optional[str] = ..., bundle_sha256: _Optional[str] = ..., optimizers: _Optional[_Iterable[_Union[OptimizerSpec, _Mapping]]] = ..., scheduler: _Optional[_Union[SchedulerSpec, _Mapping]] = ..., clip_value: _Optional[float] = ..., accumulate: _Optional[int] = ..., autocast: _Optional[_Union[Autocast, str]] = ..., grad_scaler: _Optional[_Union[GradScalerSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., is_prediction: _Optional[bool] = ..., weights: _Optional[_Union[WeightsSource, _Mapping]] = ..., defers_batch_norm: _Optional[bool] = ..., keys_init_by_name: _Optional[bool] = ..., stage_models: _Optional[_Iterable[_Union[_types_pb2.Call, _Mapping]]] = ..., training: _Optional[_Union[WeightsSource, _Mapping]] = ...) -> None: ...

@@ -19,7 +19,7 @@ PASS_KIND_EVALUATION: PassKind
 PASS_KIND_PREDICTION: PassKind
 
 class Assignment(_message.Message):
-    __slots__ = ("run_id", "term", "role", "job", "plan_json", "worker", "host", "num_threads", "bundle_dir", "devices", "endpoint")
+    __slots__ = ("run_id", "term", "role", "job", "plan_json", "worker", "host", "num_threads", "bundle_dir", "devices", "endpoint", "start")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Assignment(_message.Message):
     BUNDLE_DIR_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     term: int
     role: _types_pb2.Role
@@ -42,7 +43,8 @@ class Assignment(_message.Message):
     bundle_dir: str
     devices: _containers.RepeatedScalarFieldContainer[str]
     endpoint: int
-    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., plan_json: _Optional[str] = ..., worker: _Optional[str] = ..., host: _Optional[str] = ..., num_threads: _Optional[int] = ..., bundle_dir: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., endpoint: _Optional[int] = ...) -> None: ...
+    start: _types_pb2.Position
+    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., plan_json: _Optional[str] = ..., worker: _Optional[str] = ..., host: _Optional[str] = ..., num_threads: _Optional[int] = ..., bundle_dir: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., endpoint: _Optional[int] = ..., start: _Optional[_Union[_types_pb2.Position, _Mapping]] = ...) -> None: ...
 
 class LocalTensor(_message.Message):
     __slots__ = ("link", "step", "micro_batch", "value", "num_values", "structure", "dtype", "shape", "requires_grad", "is_no_gradient", "total_bytes", "segment_id", "new_segment_bytes", "inline_payload")
@@ -287,18 +289,20 @@ class Progress(_message.Message):
     def __init__(self, phase: _Optional[str] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., micro_batch: _Optional[int] = ..., awaiting: _Optional[str] = ..., since_unix_ns: _Optional[int] = ...) -> None: ...
 
 class StateChunk(_message.Message):
-    __slots__ = ("step", "stage", "offset", "data", "is_last")
+    __slots__ = ("step", "stage", "offset", "data", "is_last", "is_training")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    IS_TRAINING_FIELD_NUMBER: _ClassVar[int]
     step: int
     stage: int
     offset: int
     data: bytes
     is_last: bool
-    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., is_last: _Optional[bool] = ...) -> None: ...
+    is_training: bool
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., is_last: _Optional[bool] = ..., is_training: _Optional[bool] = ...) -> None: ...
 
 class OutputPart(_message.Message):
     __slots__ = ("step", "micro_batch", "num_micro_batches", "rows", "value", "num_values", "structure", "dtype", "shape", "total_bytes", "offset", "data")
@@ -329,12 +333,14 @@ class OutputPart(_message.Message):
     def __init__(self, step: _Optional[int] = ..., micro_batch: _Optional[int] = ..., num_micro_batches: _Optional[int] = ..., rows: _Optional[int] = ..., value: _Optional[int] = ..., num_values: _Optional[int] = ..., structure: _Optional[str] = ..., dtype: _Optional[_Union[_types_pb2.ElementType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., total_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ReadWeights(_message.Message):
-    __slots__ = ("offset", "num_bytes")
+    __slots__ = ("offset", "num_bytes", "is_training")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_TRAINING_FIELD_NUMBER: _ClassVar[int]
     offset: int
     num_bytes: int
-    def __init__(self, offset: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    is_training: bool
+    def __init__(self, offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., is_training: _Optional[bool] = ...) -> None: ...
 
 class WeightsPiece(_message.Message):
     __slots__ = ("offset", "data", "total_bytes")

@@ -101,7 +101,7 @@ class LinkTotals(_message.Message):
     def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., tensor_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., num_frames: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "name", "state", "num_committed_steps", "num_steps", "error", "plan_json", "warnings", "awaited", "links", "parameters", "submitted_unix_ns", "ended_unix_ns", "stage_steps", "has_weights", "fingerprints", "evaluated_step", "is_prediction")
+    __slots__ = ("run_id", "name", "state", "num_committed_steps", "num_steps", "error", "plan_json", "warnings", "awaited", "links", "parameters", "submitted_unix_ns", "ended_unix_ns", "stage_steps", "has_weights", "fingerprints", "evaluated_step", "is_prediction", "start")
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,7 @@ class Run(_message.Message):
     FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_STEP_FIELD_NUMBER: _ClassVar[int]
     IS_PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     name: str
     state: RunState
@@ -152,7 +153,8 @@ class Run(_message.Message):
     fingerprints: _containers.ScalarMap[str, str]
     evaluated_step: int
     is_prediction: bool
-    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., num_committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., plan_json: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., awaited: _Optional[_Iterable[_Union[Awaited, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkTotals, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, WorkerParameters]] = ..., submitted_unix_ns: _Optional[int] = ..., ended_unix_ns: _Optional[int] = ..., stage_steps: _Optional[_Iterable[int]] = ..., has_weights: _Optional[bool] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., evaluated_step: _Optional[int] = ..., is_prediction: _Optional[bool] = ...) -> None: ...
+    start: _types_pb2.Position
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., num_committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., plan_json: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., awaited: _Optional[_Iterable[_Union[Awaited, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkTotals, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, WorkerParameters]] = ..., submitted_unix_ns: _Optional[int] = ..., ended_unix_ns: _Optional[int] = ..., stage_steps: _Optional[_Iterable[int]] = ..., has_weights: _Optional[bool] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., evaluated_step: _Optional[int] = ..., is_prediction: _Optional[bool] = ..., start: _Optional[_Union[_types_pb2.Position, _Mapping]] = ...) -> None: ...
 
 class WorkerParameters(_message.Message):
     __slots__ = ("parameters",)
@@ -257,20 +259,24 @@ class CancelRunResponse(_message.Message):
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
 
 class FetchWeightsRequest(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "with_training")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    WITH_TRAINING_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+    with_training: bool
+    def __init__(self, run_id: _Optional[str] = ..., with_training: _Optional[bool] = ...) -> None: ...
 
 class FetchWeightsResponse(_message.Message):
-    __slots__ = ("step", "total_bytes", "data")
+    __slots__ = ("step", "total_bytes", "data", "is_training")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    IS_TRAINING_FIELD_NUMBER: _ClassVar[int]
     step: int
     total_bytes: int
     data: bytes
-    def __init__(self, step: _Optional[int] = ..., total_bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    is_training: bool
+    def __init__(self, step: _Optional[int] = ..., total_bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., is_training: _Optional[bool] = ...) -> None: ...
 
 class ReadOutputsRequest(_message.Message):
     __slots__ = ("run_id", "from_step")

@@ -95,6 +95,16 @@ LINK_KIND_DECISION: LinkKind
 LINK_KIND_STREAM: LinkKind
 LINK_KIND_WEIGHT: LinkKind
 
+class Position(_message.Message):
+    __slots__ = ("step", "epoch", "steps_in_epoch")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEPS_IN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    epoch: int
+    steps_in_epoch: int
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_in_epoch: _Optional[int] = ...) -> None: ...
+
 class LinkId(_message.Message):
     __slots__ = ("producer", "consumer", "kind")
     PRODUCER_FIELD_NUMBER: _ClassVar[int]

@@ -52,23 +52,23 @@ class Decision:
 
 
 class Decider:
-    """Of stage 0. `clip_norm` 0: no clipping; `scaler` None: losses are not scaled."""
+    """Of stage 0. `clip_norm` 0: no clipping; `scaler` None: losses are not scaled; `scale` None: its first."""
 
-    def __init__(self, clip_norm: float, scaler: ScalerSettings | None) -> None:
+    def __init__(self, clip_norm: float, scaler: ScalerSettings | None, scale: LossScale | None = None) -> None:
         self._clip_norm = clip_norm
         self._scaler = scaler
-        self._scale: LossScale | None = first_scale(scaler) if scaler is not None else None
+        self.scale = None if scaler is None else scale or first_scale(scaler)
 
     def decide(self, step: int, reports: Sequence[Report]) -> Decision:
         """`reports` are in the order of the stages."""
         coefficient = None
         if self._clip_norm:
             coefficient = norms.coefficient([each.norms or () for each in reports], self._clip_norm)
-        if self._scaler is None or self._scale is None:
+        if self._scaler is None or self.scale is None:
             return Decision(coefficient=coefficient, skips=False, scale=None)
         overflowed = any(each.overflowed for each in reports)
-        scale = next_scale(self._scale, self._scaler, overflowed=overflowed)
+        scale = next_scale(self.scale, self._scaler, overflowed=overflowed)
         if overflowed:
             _log.info("step %d is skipped: gradients overflowed, the loss scale is %g now", step, scale.value)
-        self._scale = scale
+        self.scale = scale
         return Decision(coefficient=coefficient, skips=overflowed, scale=scale.value)

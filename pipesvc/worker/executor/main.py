@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,9 +23,10 @@ from pipesvc.worker.executor.parameter_groups import allot
 from pipesvc.worker.executor.parts import make_parts
 from pipesvc.worker.executor.precision import autocast_dtype
 from pipesvc.worker.executor.runtime import Runtime, Settings
-from pipesvc.worker.executor.scaling import ScalerSettings, first_scale
+from pipesvc.worker.executor.scaling import LossScale, ScalerSettings, first_scale
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
+from pipesvc.worker.executor.training_state import Checkpoint
 from pipesvc.worker.executor.units import recompute_of
 from pipesvc.worker.port_like import PortLike
 from pipesvc.worker.progress import ProgressReporter
@@ -40,15 +42,29 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
         torch.set_num_threads(max(1, assignment.num_threads))
         ProgressReporter(port).busy("building")
         plan = Plan.from_json(assignment.plan_json)
+        job = assignment.job
         with malloc.while_building():
-            stages = build_stages(assignment.job, plan, assignment.worker, where)
-            if assignment.job.HasField("weights"):
+            checkpoint = _checkpoint_of(port, job)
+            scale = checkpoint.scale if checkpoint is not None else None
+            stages = build_stages(job, plan, assignment.worker, where, scale)
+            if job.HasField("weights"):
                 ProgressReporter(port).busy("loading the weights")
-                loading.load(WeightsReader(port, name_of(assignment.job.weights)), stages.values())
+                loading.load(WeightsReader(port, name_of(job.weights)), stages.values())
+            if checkpoint is not None:
+                ProgressReporter(port).busy("loading the training state")
+                for stage in stages.values():
+                    checkpoint.restore(stage, _at_stage(where, stage.spec.index))
         port.report(local_pb2.FromChild(ready=_ready(stages)))
-        Runtime(port, stages, settings_of(assignment.job, plan, assignment.worker)).run()
+        settings = settings_of(job, plan, assignment.worker)
+        Runtime(port, stages, replace(settings, scale=scale, start=assignment.start)).run()
     except PipesvcError as error:
         raise error.at(where) from error.__cause__
+
+
+def _checkpoint_of(port: PortLike, job: job_pb2.JobSpec) -> Checkpoint | None:
+    if not job.HasField("training"):
+        return None
+    return Checkpoint(WeightsReader(port, name_of(job.training), is_training=True))
 
 
 def settings_of(job: job_pb2.JobSpec, plan: Plan, worker: str) -> Settings:
@@ -75,12 +91,18 @@ def scaler_of(job: job_pb2.JobSpec) -> ScalerSettings | None:
     )
 
 
-def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) -> dict[int, Stage]:
-    """Every stage of this worker, each real in its own part of the model only."""
+def build_stages(
+    job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where, scale: LossScale | None = None
+) -> dict[int, Stage]:
+    """Every stage of this worker, each real in its own part of the model only. `scale` None: the scaler's first."""
     build = calls.bind_model(job, where)
     loss = calls.bind_loss(job, where)
     metrics = calls.bind_metrics(job, where)
     scaler = scaler_of(job)
+    if scaler is None:
+        scale = None
+    elif scale is None:
+        scale = first_scale(scaler)
     optimizers, scheduler = calls.bind_optimizers(job, where), calls.bind_scheduler(job, where)
     specs = [
         StageSpec(
@@ -98,7 +120,7 @@ def build_stages(job: job_pb2.JobSpec, plan: Plan, worker: str, where: Where) ->
             clip_value=job.clip_value,
             clips_norm=job.clip_norm > 0,
             autocast=autocast_dtype(job.autocast),
-            scale=first_scale(scaler).value if scaler is not None else None,
+            scale=None if scale is None else scale.value,
             defers_batch_norm=job.defers_batch_norm,
         )
         for stage in plan.stages_of(worker)

@@ -3,8 +3,8 @@ schedulers that change their rates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,10 +27,15 @@ class SchedulerChoice:
 class Updates:
     """Those of one stage: none where it trains nothing."""
 
-    optimizers: Sequence[torch.optim.Optimizer] = ()
-    schedulers: Sequence[Any] = ()
+    # By their places in the job.
+    optimizers: Mapping[int, torch.optim.Optimizer] = field(default_factory=dict)
+    schedulers: Mapping[int, Any] = field(default_factory=dict)
     is_by_epoch: bool = False
     _epoch: int = 0
+
+    def go_on_in(self, epoch: int) -> None:
+        """For a training that has come so far."""
+        self._epoch = epoch
 
     def begin_epoch(self, epoch: int, where: Where) -> None:
         """Called before each step with its epoch, from 0: that an epoch has ended shows when the next one begins."""
@@ -44,7 +49,7 @@ class Updates:
 
         A scheduler by step counts skipped steps too, as it does behind `torch.amp.GradScaler.step`.
         """
-        for optimizer in self.optimizers:
+        for optimizer in self.optimizers.values():
             try:
                 if not skips:
                     optimizer.step()
@@ -55,7 +60,7 @@ class Updates:
             self._step_schedulers(where)
 
     def _step_schedulers(self, where: Where) -> None:
-        for scheduler in self.schedulers:
+        for scheduler in self.schedulers.values():
             try:
                 scheduler.step()
             except (Exception, KeyboardInterrupt) as cause:
@@ -69,12 +74,16 @@ def make_updates(
     allotments: Sequence[Allotment], scheduler: SchedulerChoice | None, own: Named, where: Where
 ) -> Updates:
     """Of `own` parameters. An optimizer that would have none of them is left out, for it refuses to be made."""
-    optimizers = [make_optimizer(each, own, where) for each in allotments if any(name in own for name in each.names)]
+    optimizers = {
+        at: make_optimizer(each, own, where)
+        for at, each in enumerate(allotments)
+        if any(name in own for name in each.names)
+    }
     if scheduler is None:
         return Updates(optimizers=optimizers)
     return Updates(
         optimizers=optimizers,
-        schedulers=[make_scheduler(scheduler, each, where) for each in optimizers],
+        schedulers={at: make_scheduler(scheduler, each, where) for at, each in optimizers.items()},
         is_by_epoch=scheduler.is_by_epoch,
     )
 

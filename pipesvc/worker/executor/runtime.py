@@ -10,7 +10,7 @@ Threads: one. `turn` is the whole life of an executor: take what has come, run a
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,13 +22,14 @@ from pipesvc.core.edges import Edges
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire.links import Link
-from pipesvc.worker.executor import passes, routes, state, weights
+from pipesvc.worker.executor import passes, routes, weights
 from pipesvc.worker.executor.deciding import Decider, Decision, Report
 from pipesvc.worker.executor.inbox import Inbox, Parcel
 from pipesvc.worker.executor.outbox import Outbox
 from pipesvc.worker.executor.passes import Pass
 from pipesvc.worker.executor.program import Gradients
-from pipesvc.worker.executor.scaling import ScalerSettings
+from pipesvc.worker.executor.saving import Saver
+from pipesvc.worker.executor.scaling import LossScale, ScalerSettings
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.executor.trace import TraceLog
 from pipesvc.worker.port import ParcelArrived
@@ -53,6 +54,9 @@ class Settings:
     clip_norm: float
     # None: losses are not scaled.
     scaler: ScalerSettings | None
+    # Of the first loss, where it is not the scaler's own.
+    scale: LossScale | None = None
+    start: types_pb2.Position = field(default_factory=types_pb2.Position)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -60,7 +64,6 @@ class _Waits:
     """Commands that have come and are not due yet."""
 
     issued: deque[local_pb2.IssueStep] = field(default_factory=deque)
-    saves: Counter[int] = field(default_factory=Counter)
     # Set once the coordinator says stop; its text.
     stop_reason: str | None = None
 
@@ -82,11 +85,11 @@ class Runtime:
         self._outbox = Outbox(port, self._inbox, self._stages)
         self._progress = ProgressReporter(port, now_ns)
         self._trace = TraceLog(settings.worker, now_ns)
-        self._decider = Decider(settings.clip_norm, settings.scaler)
+        self._decider = Decider(settings.clip_norm, settings.scaler, settings.scale)
         self._waits = _Waits()
         self._eval_mode = passes.EvalMode(root for stage in stages.values() for root in stage.roots().values())
         self._step: Pass | None = None
-        self._num_applied = 0
+        self._saver = Saver(port, self._stages, self._progress, settings.start)
 
     @property
     def is_stopped(self) -> bool:
@@ -135,7 +138,7 @@ class Runtime:
             case "issue_step":
                 self._waits.issued.append(command.issue_step)
             case "save_state":
-                self._waits.saves[command.save_state.step] += 1
+                self._saver.ask(command.save_state.step)
             case "stop":
                 self._waits.stop_reason = command.stop.reason
 
@@ -147,10 +150,9 @@ class Runtime:
             self._eval_mode.enter()
         else:
             self._eval_mode.leave()
-            if issue.step != self._num_applied + 1:
-                raise PipesvcError(
-                    ErrorCode.INTERNAL, f"step {issue.step} was issued after step {self._num_applied} was applied"
-                )
+            if issue.step != (after := self._saver.num_applied) + 1:
+                message = f"step {issue.step} was issued after step {after} was applied"
+                raise PipesvcError(ErrorCode.INTERNAL, message)
             for stage in self._stages.values():
                 stage.begin(issue.step, issue.epoch)
         settings = self._settings
@@ -165,21 +167,9 @@ class Runtime:
         )
 
     def _save_if_due(self) -> None:
-        """State is taken between two steps, so a request for a later step waits, one for an earlier step is a fault."""
-        if self._step is not None or not self._waits.saves:
-            return
-        step = min(self._waits.saves)
-        if step < self._num_applied:
-            raise PipesvcError(
-                ErrorCode.INTERNAL, f"the state of step {step} was asked for after step {self._num_applied} was applied"
-            )
-        if step == self._num_applied:
+        if self._step is None and self._saver.is_due:
             self._eval_mode.leave()
-            for _ in range(self._waits.saves.pop(step)):
-                for stage in self._stages.values():
-                    self._progress.busy("saving", step=step, stage=stage.spec.index)
-                    for chunk in state.chunks(stage, step):
-                        self._port.report(local_pb2.FromChild(state_chunk=chunk))
+            self._saver.save(self._decider.scale)
 
     def _is_ready(self, action: Action) -> bool:
         return self._first_missing(action) is None
@@ -216,7 +206,7 @@ class Runtime:
     def _end(self, step: Pass) -> None:
         self._step = None
         if step.is_step:
-            self._num_applied = step.issue.step
+            self._saver.applied(step.issue)
             return
         for stage in self._stages.values():
             self._report_applied(stage, step)

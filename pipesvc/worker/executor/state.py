@@ -1,18 +1,22 @@
-"""The state of one stage as a stream of safetensors: the bytes of one tensor at a time, never the whole.
+"""The state of one stage as two files of safetensors, its weights and its training state, each a stream: the bytes of
+one tensor at a time, never the whole.
 
-The names are those of the unsplit model's state dict, so the stages' files join to one that plain torch loads.
+The names are those of the unsplit model's state dict, so the stages' files of weights join to one that plain torch
+loads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from torch import Tensor
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.rpc.v1 import local_pb2
+from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire import safetensors_stream, tensors
+from pipesvc.worker.executor import training_state
+from pipesvc.worker.executor.scaling import LossScale
 from pipesvc.worker.executor.stage import Stage
 
 # With its envelope below what a local socket carries in one message.
@@ -36,17 +40,24 @@ def check(stage: Stage) -> None:
         raise error.at(where) from error
 
 
-def chunks(stage: Stage, step: int) -> Iterator[local_pb2.StateChunk]:
-    """The file of this stage after `step`; the last chunk says that it is."""
-    layout, state = _layout(stage), stage.state_dict()
+def chunks(stage: Stage, position: types_pb2.Position, scale: LossScale | None) -> Iterator[local_pb2.StateChunk]:
+    """The files of this stage after `position`; the last chunk of the second says that it is. `scale` is that of the
+    next loss, from the stage that decides it."""
+    step, index = position.step, stage.spec.index
+    for offset, data, _ in _file(_layout(stage), stage.state_dict()):
+        yield local_pb2.StateChunk(step=step, stage=index, offset=offset, data=data)
+    saved = training_state.saved(stage, position, scale)
+    for offset, data, is_last in _file(saved.layout, saved.tensors):
+        yield local_pb2.StateChunk(step=step, stage=index, offset=offset, data=data, is_last=is_last, is_training=True)
+
+
+def _file(layout: safetensors_stream.Layout, state: Mapping[str, Tensor]) -> Iterator[tuple[int, bytes, bool]]:
+    """Pieces with their offset, and whether it is the last."""
     pieces = safetensors_stream.stream(layout, lambda name: tensors.tensor_bytes(state[name]), CHUNK_BYTES)
     offset = 0
     for data in _joined(pieces):
-        end = offset + len(data)
-        yield local_pb2.StateChunk(
-            step=step, stage=stage.spec.index, offset=offset, data=data, is_last=end == layout.total_bytes
-        )
-        offset = end
+        yield offset, data, offset + len(data) == layout.total_bytes
+        offset += len(data)
 
 
 def _layout(stage: Stage) -> safetensors_stream.Layout:

@@ -57,6 +57,8 @@ class FeederSettings:
     is_double_buffered: bool
     timeout_s: float
     where: Where
+    # Steps of the training that were done before.
+    num_done: int = 0
 
 
 class Feeder:
@@ -79,8 +81,8 @@ class Feeder:
         self._evaluation = evaluation
         self._progress = ProgressReporter(port)
         self._announced: dict[int, CutStep] = {}
-        self._num_announced = 0
-        self._num_sent = 0
+        self._num_announced = settings.num_done
+        self._num_sent = settings.num_done
         self._has_ended = False
         self._is_stopped = False
 

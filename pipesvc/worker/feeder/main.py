@@ -50,6 +50,7 @@ def _feeder(port: PortLike, assignment: local_pb2.Assignment, where: Where, wake
         max_steps=job.max_steps,
         seed=job.seed,
         where=where,
+        start=assignment.start,
     )
     num_permits = max(1, job.data.capacity // num_joined) if job.data.double_buffer else 1
     supply: Supply
@@ -68,6 +69,7 @@ def _feeder(port: PortLike, assignment: local_pb2.Assignment, where: Where, wake
         is_double_buffered=job.data.double_buffer,
         timeout_s=job.data.timeout_s,
         where=where,
+        num_done=assignment.start.step,
     )
     evaluation = _evaluation(port, job, settings, lambda: os.eventfd_write(wake_fd, 1), turns)
     return Feeder(port, supply, prepare, settings, wake_fd, evaluation)

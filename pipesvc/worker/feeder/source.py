@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 
 from pipesvc.core import seeds, split
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.rpc.v1 import job_pb2
+from pipesvc.rpc.v1 import job_pb2, types_pb2
 from pipesvc.wire import collate
 from pipesvc.worker.feeder.batches import Gate, RawStep, raw_batch
 from pipesvc.worker.user_errors import user_error
@@ -28,7 +28,8 @@ _NUMPY_SEED_BITS: Final = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """How the source is read. `num_epochs` 0: until `max_steps`; `max_steps` 0: all epochs whole."""
+    """How the source is read. `num_epochs` 0: until `max_steps`; `max_steps` 0: all epochs whole; both count from the
+    beginning of the training, of which `start` is done."""
 
     data: job_pb2.DataSpec
     num_micro_batches: int  # of a mini-batch
@@ -38,6 +39,7 @@ class Reading:
     seed: int
     where: Where
     name: str = "the data source"
+    start: types_pb2.Position = field(default_factory=types_pb2.Position)
 
     def gate(self) -> Gate:
         return Gate(
@@ -62,21 +64,30 @@ def evaluation_reading(job: job_pb2.JobSpec, where: Where) -> Reading:
 
 
 def read(source: Callable[[], Any], reading: Reading) -> Iterator[RawStep | None]:
-    """Every step of the run, in order; None: a batch has come, but no step is whole yet.
+    """Every step of the run, in order; None: a batch has come, but no step is whole yet, or it is done.
 
     What the source raises comes out as DATA_SOURCE_FAILED.
     """
     if reading.data.batch_size:
         split.check_batch_size(reading.data.batch_size, reading.num_micro_batches)
-    epochs = range(reading.num_epochs) if reading.num_epochs else itertools.count()
+    start = reading.start
+    epochs = range(start.epoch, reading.num_epochs) if reading.num_epochs else itertools.count(start.epoch)
     steps = itertools.chain.from_iterable(_epoch(source, epoch, reading) for epoch in epochs)
-    num_steps = 0
-    for step in steps:
+    num_steps = start.step
+    for step in _after(start.steps_in_epoch, steps):
         yield step
         if step is not None:
             num_steps += 1
             if num_steps == reading.max_steps:
                 return
+
+
+def _after(num_done: int, steps: Iterable[RawStep | None]) -> Iterator[RawStep | None]:
+    """All but the first so many: an epoch that was broken off is read from its beginning, as its source gives it."""
+    for step in steps:
+        is_done = step is not None and num_done > 0
+        num_done -= is_done
+        yield None if is_done else step
 
 
 def seed_everything(seed: int, epoch: int) -> None:

@@ -35,7 +35,7 @@ class StreamReader:
         self._backlog: deque[ParcelArrived] = deque()
         self._arrivals: list[Arrival] = []
         self._num_parcels = 0
-        self._num_steps = 0
+        self._num_steps = reading.start.step
         self._has_ended = False
         self._since_s: float | None = time.monotonic()
 

@@ -130,7 +130,7 @@ def try_layer(
         weight_backward_s=halves_s[1],
         update_s=update_s,
         gradient_bytes=gradient_bytes,
-        optimizer_bytes=kept_bytes.optimizer_bytes(stage.updates.optimizers),
+        optimizer_bytes=kept_bytes.optimizer_bytes(stage.updates.optimizers.values()),
         activation_bytes=sum(size for storage, size in saved.items() if storage not in carried),
         input_gradient_bytes=kept_bytes.num_bytes(received),
         output=output,
@@ -140,7 +140,7 @@ def try_layer(
 
 def at_rest(updates: Updates) -> Updates:
     """The same, which now leave weights as they are."""
-    for group in (group for optimizer in updates.optimizers for group in optimizer.param_groups):
+    for group in (group for optimizer in updates.optimizers.values() for group in optimizer.param_groups):
         if isinstance(group.get("lr"), float | int | Tensor):
             group["lr"] = group["lr"] * 0.0
     return updates

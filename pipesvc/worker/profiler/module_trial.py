@@ -139,7 +139,7 @@ class PieceTrials:
             update_s=update_s,
             skip_s=watch.skip_s,
             gradient_bytes=gradient_bytes,
-            optimizer_bytes=kept_bytes.optimizer_bytes(stage.updates.optimizers),
+            optimizer_bytes=kept_bytes.optimizer_bytes(stage.updates.optimizers.values()),
             activation_bytes=sum(size for storage, size in saved.items() if storage not in self._carried),
         )
         self._forget(piece.index, saved.keys() | self._carried)

@@ -170,7 +170,7 @@ def test_a_run_that_cannot_be_journalled_is_refused_whole(tmp_path: Path) -> Non
 
         async def admit_many() -> None:
             for number in range(10_000):
-                await admit(journal, store, f"r{number}", job, bytes(100), 1.0)
+                await admit(journal, store, run_pb2.Run(run_id=f"r{number}"), job, bytes(100))
 
         with pytest.raises(PipesvcError, match="the run is refused") as caught:
             await admit_many()
@@ -180,7 +180,7 @@ def test_a_run_that_cannot_be_journalled_is_refused_whole(tmp_path: Path) -> Non
         await set_max_pages(journal, 1 << 30)
         rows = await journal._ask(lambda connection: connection.execute("SELECT run_id FROM runs").fetchall())
         assert (refused,) not in rows
-        await admit(journal, store, refused, job, bytes(100), 1.0)
+        await admit(journal, store, run_pb2.Run(run_id=refused), job, bytes(100))
 
     asyncio.run(live())
     journal.close()
@@ -198,6 +198,6 @@ def test_a_bundle_that_cannot_be_stored_leaves_no_draft(tmp_path: Path, monkeypa
     job = make_job()
     job.bundle_sha256 = "f" * 64
     with pytest.raises(PipesvcError, match="No space left on device"):
-        asyncio.run(admit(journal, store, "r", job, b"zip", 1.0))
+        asyncio.run(admit(journal, store, run_pb2.Run(run_id="r"), job, b"zip"))
     assert not list((tmp_path / "bundles").iterdir())
     assert not list((tmp_path / "runs").iterdir())

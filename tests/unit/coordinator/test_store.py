@@ -67,24 +67,45 @@ def test_shards_become_one_file_that_is_kept_as_the_result(tmp_path: Path) -> No
         for offset in range(0, len(data), 20):
             piece = data[offset : offset + 20]
             store.write_shard("r", local_pb2.StateChunk(step=4, stage=stage, offset=offset, data=piece))
+        kept = shard_bytes(f"{name}/momentum")
+        store.write_shard("r", local_pb2.StateChunk(step=4, stage=stage, data=kept, is_training=True))
     store.merge_shards("r", 4, 2)
     assert not store.has_weights("r")
     store.keep_weights("r", 4)
-    with store.open_weights("r", None) as file:
-        assert file.read().endswith(b"aaabbb")
+    files = store.open_state("r", None)
+    assert files.training is not None
+    with files.weights, files.training:
+        assert files.weights.read().endswith(b"aaabbb")
+        assert files.training.read().endswith(b"aaabbb")
     layout = read_layout(tmp_path / "runs/r/weights.safetensors")
     assert [entry.name for entry in layout.entries] == ["a.weight", "b.weight"]
-    assert [path.name for path in (tmp_path / "runs/r").iterdir()] == ["weights.safetensors"]
+    layout = read_layout(tmp_path / "runs/r/training.safetensors")
+    assert [entry.name for entry in layout.entries] == ["a.weight/momentum", "b.weight/momentum"]
+    names = sorted(path.name for path in (tmp_path / "runs/r").iterdir())
+    assert names == ["training.safetensors", "weights.safetensors"]
+
+
+def test_a_run_of_an_earlier_version_has_weights_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.begin_run("r")
+    (tmp_path / "runs/r/weights.safetensors").write_bytes(shard_bytes("a"))
+    files = store.open_state("r", None)
+    files.weights.close()
+    assert files.training is None
 
 
 def test_a_live_state_can_be_read_after_it_was_dropped(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.begin_run("r")
     store.write_shard("r", local_pb2.StateChunk(step=1, data=shard_bytes("a")))
+    store.write_shard("r", local_pb2.StateChunk(step=1, data=shard_bytes("a/sum"), is_training=True))
     store.merge_shards("r", 1, 1)
-    with store.open_weights("r", 1) as file:
+    files = store.open_state("r", 1)
+    assert files.training is not None
+    with files.weights, files.training:
         store.drop_weights("r", 1)
-        assert file.read().endswith(b"aaa")
+        assert files.weights.read().endswith(b"aaa")
+        assert files.training.read().endswith(b"aaa")
     assert not list((tmp_path / "runs/r").iterdir())
 
 
@@ -94,11 +115,11 @@ def test_a_shard_with_a_gap_is_refused_and_a_first_piece_begins_anew(tmp_path: P
     store.write_shard("r", local_pb2.StateChunk(step=1, data=b"old"))
     store.write_shard("r", local_pb2.StateChunk(step=1, data=b"ne"))
     store.write_shard("r", local_pb2.StateChunk(step=1, offset=2, data=b"w"))
-    assert (tmp_path / "runs/r/state-1/stage-0.safetensors").read_bytes() == b"new"
+    assert (tmp_path / "runs/r/state-1/stage-0-weights.safetensors").read_bytes() == b"new"
     # Once more, after a try that found the disk full and left a part.
     store.write_shard("r", local_pb2.StateChunk(step=1, offset=2, data=b"wer"))
     store.write_shard("r", local_pb2.StateChunk(step=1, offset=2, data=b"w"))
-    assert (tmp_path / "runs/r/state-1/stage-0.safetensors").read_bytes() == b"new"
+    assert (tmp_path / "runs/r/state-1/stage-0-weights.safetensors").read_bytes() == b"new"
     with pytest.raises(PipesvcError, match="goes on at byte 9 and 3 have come"):
         store.write_shard("r", local_pb2.StateChunk(step=1, offset=9, data=b"x"))
     store.end_run("r")

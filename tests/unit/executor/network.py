@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,11 @@ from pipesvc.core.schedules import splits_backward
 from pipesvc.errors import Where
 from pipesvc.model.recompute import Recompute
 from pipesvc.model.sequence import named_parameters
-from pipesvc.rpc.v1 import local_pb2
+from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire import layouts, tree
 from pipesvc.wire.links import FEEDER, Link
+from pipesvc.wire.training_file import position_of
+from pipesvc.worker.executor import loading
 from pipesvc.worker.executor.optimizing import SchedulerChoice, make_updates
 from pipesvc.worker.executor.parameter_groups import OptimizerChoice, allot
 from pipesvc.worker.executor.parts import Parts
@@ -29,6 +31,8 @@ from pipesvc.worker.executor.scaling import ScalerSettings, first_scale
 from pipesvc.worker.executor.sequence_program import SequenceProgram
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
+from pipesvc.worker.executor.training_state import Checkpoint
+from pipesvc.worker.weights_reader import WeightsReader
 from tests.unit.executor.memory_network import MemoryPort, Network, is_tensor
 from tests.unit.executor.plain_updates import PlainUpdates
 
@@ -40,6 +44,14 @@ MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]  # of parameters, o
 Batch = tuple[list[Any], list[Any] | None, list[float]]
 # Losses, and the state by name.
 PlainRun = tuple[list[float], dict[str, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFiles:
+    """What a cluster goes on from."""
+
+    weights: WeightsReader
+    training: WeightsReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +172,11 @@ def built(make_layers: Callable[[], list[nn.Module]]) -> list[nn.Module]:
 class Cluster:
     """All executors of a job, and the little of feeder and coordinator that they need."""
 
-    def __init__(self, setup: JobSetup, *, has_labels: bool) -> None:
+    def __init__(self, setup: JobSetup, *, has_labels: bool, files: CheckpointFiles | None = None) -> None:
         self.setup = setup
+        checkpoint = None if files is None else Checkpoint(files.training)
+        scale = None if checkpoint is None else checkpoint.scale
+        self.start = types_pb2.Position() if files is None else position_of(files.training.layout())
         self.network = Network(window=setup.window)
         self.losses: list[float] = []
         self.stages: dict[int, Stage] = {}
@@ -170,11 +185,16 @@ class Cluster:
         for worker in dict.fromkeys(setup.workers):
             self.ports[worker] = MemoryPort(self.network)
             specs = [setup.spec(index) for index, owner in enumerate(setup.workers) if owner == worker]
+            specs = [each if scale is None else replace(each, scale=scale.value) for each in specs]
             parts = setup.make_parts(specs)
             allotments = allot(setup.choices, parts.parameters, Where())
             make = partial(make_updates, allotments, setup.scheduler, where=Where())
             held = {spec.index: Stage(spec, each, make) for spec, each in zip(specs, parts.programs, strict=True)}
             self.stages |= held
+            if files is not None and checkpoint is not None:
+                loading.load(files.weights, held.values())
+                for stage in held.values():
+                    checkpoint.restore(stage, Where())
             settings = Settings(
                 worker=worker,
                 edges=setup.edges(has_labels=has_labels),
@@ -183,6 +203,8 @@ class Cluster:
                 schedule_text=setup.schedule_text,
                 clip_norm=setup.clip_norm,
                 scaler=setup.scaler,
+                scale=scale,
+                start=self.start,
             )
             self.network.ports |= dict.fromkeys(held, self.ports[worker])
             self.runtimes[worker] = Runtime(self.ports[worker], held, settings)
@@ -209,14 +231,16 @@ class Cluster:
 
     def train(self, batches: Sequence[Batch]) -> list[float]:
         """All steps, at most two issued ahead; the losses."""
-        for step, batch in enumerate(batches, 1):
+        first = self.start.step + 1
+        for step, batch in enumerate(batches, first):
             self.issue(step, batch)
             if step % 2 == 0:
                 self.turn_until_idle()
         self.turn_until_idle()
         applied = self.reported("step_applied")
         done = sorted((each.step, each.stage) for each in applied)
-        wanted = [(step, stage) for step in range(1, len(batches) + 1) for stage in range(self.setup.num_stages)]
+        steps = range(first, first + len(batches))
+        wanted = [(step, stage) for step in steps for stage in range(self.setup.num_stages)]
         assert done == wanted, [each.awaiting for each in self.reported("progress") if each.awaiting][-4:]
         last = self.setup.num_stages - 1
         assert {each.stage for each in applied if each.HasField("loss")} == {last}

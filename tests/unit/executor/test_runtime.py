@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 
 from pipesvc.core.schedules import worker_actions
 from pipesvc.errors import ErrorCode, PipesvcError
-from pipesvc.rpc.v1 import local_pb2
+from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire.links import Link
 from pipesvc.worker.executor import state
 from tests.unit.executor.network import Batch, Cluster, Setup, batch_of
@@ -104,14 +104,15 @@ def test_n20_batch_norm_counts_micro_batches(cluster: Cluster) -> None:
 
 
 def files_of(cluster: Cluster, step: int) -> dict[int, bytes]:
-    """The streamed file of each stage, with offsets and ends checked."""
+    """The streamed file of each stage with its weights, with offsets and ends checked."""
     files: dict[int, bytearray] = {}
+    training: dict[int, bytearray] = {}
     ended = set()
     for chunk in cluster.reported("state_chunk"):
         if chunk.step != step:
             continue
         assert chunk.stage not in ended
-        file = files.setdefault(chunk.stage, bytearray())
+        file = (training if chunk.is_training else files).setdefault(chunk.stage, bytearray())
         assert chunk.offset == len(file)
         file += chunk.data
         if chunk.is_last:
@@ -155,7 +156,8 @@ def test_state_of_a_step_that_is_past_is_refused(cluster: Cluster) -> None:
 def test_large_state_comes_in_full_chunks() -> None:
     cluster = Cluster(Setup(make_layers=lambda: [nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 2)]), has_labels=False)
     cluster.close()
-    chunks = list(state.chunks(cluster.stages[0], 5))
+    both = list(state.chunks(cluster.stages[0], types_pb2.Position(step=5), None))
+    chunks = [each for each in both if not each.is_training]
     assert [len(each.data) for each in chunks[:-1]] == [state.CHUNK_BYTES] * (len(chunks) - 1)
     assert len(chunks) == 4
     loaded = load(b"".join(each.data for each in chunks))

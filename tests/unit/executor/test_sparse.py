@@ -98,7 +98,7 @@ def test_a_table_with_sparse_adam_beside_a_dense_optimizer(cuts: Sequence[int], 
         **clips,  # type: ignore[arg-type]
     )
     cluster = train_both(setup, word_batches())
-    kinds = [[type(each).__name__ for each in stage.updates.optimizers] for stage in cluster.stages.values()]
+    kinds = [[type(each).__name__ for each in stage.updates.optimizers.values()] for stage in cluster.stages.values()]
     assert kinds[0][0] == "SparseAdam"
     assert kinds[-1][-1] == "AdamW"
 

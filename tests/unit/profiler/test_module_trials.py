@@ -21,7 +21,7 @@ from tests.unit.model.replay_zoo import ZOO, loss_of
 
 
 def _make_updates(own: Named) -> Updates:
-    return Updates(optimizers=[torch.optim.SGD(own.values(), lr=0.1)] if own else [])
+    return Updates(optimizers={0: torch.optim.SGD(own.values(), lr=0.1)} if own else {})
 
 
 @pytest.mark.parametrize("name", ZOO)
