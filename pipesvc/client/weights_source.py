@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from pipesvc.client.checks import refusal, refuse
+from pipesvc.client.checks import refusal, refuse, shown
 from pipesvc.errors import printable
 from pipesvc.rpc.v1 import job_pb2, run_pb2
 from pipesvc.wire.training_file import TRAINING_FILE, WEIGHTS_FILE
@@ -40,13 +40,9 @@ def check(name: str, value: object) -> None:
         return
     if not isinstance(value, str | Path) or "\0" in str(value):
         raise refusal(name, value, f'a run, the path of a safetensors file, or "{BY_NAME}"')
-    try:
-        is_file = Path(value).is_file()
-    except (OSError, ValueError):
-        is_file = False
-    if not is_file:
+    if not _is_file(Path(value)):
         raise refuse(
-            f"{name} is {str(value)!r}, and there is no such file", "For the weights of a run: client.attach(id)"
+            f"{name} is {shown(str(value))}, and there is no such file", "For the weights of a run: client.attach(id)"
         )
 
 
@@ -57,9 +53,9 @@ def check_checkpoint(name: str, value: object) -> None:
     if not isinstance(value, str | Path) or "\0" in str(value):
         raise refusal(name, value, "a run, or the path of a folder that `run.save_checkpoint` wrote")
     for file in (WEIGHTS_FILE, TRAINING_FILE):
-        if not (Path(value) / file).is_file():
+        if not _is_file(Path(value) / file):
             raise refuse(
-                f"{name} is {str(value)!r}, and there is no file {file} in such a folder",
+                f"{name} is {shown(str(value))}, and there is no file {file} in such a folder",
                 "Give a run (client.attach(id)), or a folder that `run.save_checkpoint` wrote",
             )
 
@@ -73,6 +69,13 @@ def sources_of(job: Job) -> tuple[Source, Source]:
     if not is_given(job.init):
         return None, None
     return Path(job.init) if isinstance(job.init, str | Path) else job.init, None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _is_run(value: object) -> bool:
@@ -94,7 +97,7 @@ def message(source: Source) -> job_pb2.WeightsSource | None:
     digest = hashlib.sha256()
     for data in _pieces(source):
         digest.update(data)
-    return job_pb2.WeightsSource(sha256=digest.hexdigest(), path=printable(str(value)))
+    return job_pb2.WeightsSource(sha256=digest.hexdigest(), path=printable(str(source)))
 
 
 def state_of(value: Run | str | Path) -> dict[str, Tensor]:

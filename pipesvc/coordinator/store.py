@@ -25,7 +25,7 @@ from pipesvc.coordinator.trash import Trash
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import job_pb2, local_pb2, run_pb2, types_pb2, worker_pb2
 from pipesvc.wire.safetensors_stream import merge, read_layout
-from pipesvc.wire.training_file import TRAINING_FILE, WEIGHTS_FILE, position_of
+from pipesvc.wire.training_file import TRAINING_FILE, WEIGHTS_FILE, check_pair, position_of
 
 # The weights last: where they are, the run has an end.
 _FILES: Final = (TRAINING_FILE, WEIGHTS_FILE)
@@ -174,9 +174,12 @@ class Store:
 
     def source_position(self, job: job_pb2.JobSpec) -> types_pb2.Position:
         """Where the checkpoint that the job names stands. Raises for what is none."""
-        path = self.source_path(job, is_training=True)
-        assert path is not None
-        return position_of(read_layout(path))
+        weights, training = (self.source_path(job, is_training=is_training) for is_training in (False, True))
+        assert weights is not None
+        assert training is not None
+        position = position_of(read_layout(training))
+        check_pair(read_layout(weights), position)
+        return position
 
     # --- weights ----------------------------------------------------------------------------------------------------
 

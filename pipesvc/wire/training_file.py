@@ -23,9 +23,22 @@ if TYPE_CHECKING:
 WEIGHTS_FILE: Final = "weights.safetensors"
 TRAINING_FILE: Final = "training.safetensors"
 
+# In the metadata of the weights.
+STEP: Final = "step"
 POSITION: Final = "position"
 STAGE: Final = "stage-"
 UNSAVABLE: Final = "unsavable-"
+
+
+def check_pair(weights: Layout, position: types_pb2.Position) -> None:
+    """Refuses weights of another step; those of other tools do not say theirs."""
+    step = weights.metadata.get(STEP)
+    if step is not None and step != str(position.step):
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            f"the weights of the checkpoint are of step {step}, and its training state is of step {position.step}",
+            advice="Both files must come from one `run.save_checkpoint`",
+        )
 
 
 def position_text(position: types_pb2.Position) -> str:

@@ -63,7 +63,7 @@ def assert_same_end(run: pipesvc.Run, whole: pipesvc.Run) -> None:
     assert [name for name in state if not torch.equal(state[name], expected[name])] == []
 
 
-def test_s02_n05_a_run_goes_on_from_another_on_other_stages(
+def test_s01_a_run_goes_on_from_another_on_other_stages(
     cluster: pipesvc.Client, begun: pipesvc.Run, whole: pipesvc.Run
 ) -> None:
     strategy = pipesvc.Strategy(micro_batches=2, num_stages=3, schedule="GPipe")

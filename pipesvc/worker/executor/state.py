@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import local_pb2, types_pb2
-from pipesvc.wire import safetensors_stream, tensors
+from pipesvc.wire import safetensors_stream, tensors, training_file
 from pipesvc.worker.executor import training_state
 from pipesvc.worker.executor.scaling import LossScale
 from pipesvc.worker.executor.stage import Stage
@@ -44,7 +44,7 @@ def chunks(stage: Stage, position: types_pb2.Position, scale: LossScale | None) 
     """The files of this stage after `position`; the last chunk of the second says that it is. `scale` is that of the
     next loss, from the stage that decides it."""
     step, index = position.step, stage.spec.index
-    for offset, data, _ in _file(_layout(stage), stage.state_dict()):
+    for offset, data, _ in _file(_layout(stage, step), stage.state_dict()):
         yield local_pb2.StateChunk(step=step, stage=index, offset=offset, data=data)
     saved = training_state.saved(stage, position, scale)
     for offset, data, is_last in _file(saved.layout, saved.tensors):
@@ -60,10 +60,11 @@ def _file(layout: safetensors_stream.Layout, state: Mapping[str, Tensor]) -> Ite
         offset += len(data)
 
 
-def _layout(stage: Stage) -> safetensors_stream.Layout:
-    return safetensors_stream.make_layout(
-        {name: (tensors.element_type_of(tensor), tuple(tensor.shape)) for name, tensor in stage.state_dict().items()}
-    )
+def _layout(stage: Stage, step: int = 0) -> safetensors_stream.Layout:
+    described = {
+        name: (tensors.element_type_of(tensor), tuple(tensor.shape)) for name, tensor in stage.state_dict().items()
+    }
+    return safetensors_stream.make_layout(described, {training_file.STEP: str(step)})
 
 
 def _joined(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:

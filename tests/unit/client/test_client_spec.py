@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import zipfile
 from pathlib import Path
@@ -22,7 +23,8 @@ from pipesvc.client.job import (
     StreamSource,
 )
 from pipesvc.client.predicting import prediction_job
-from pipesvc.client.spec import make_submission
+from pipesvc.client.spec import make_submission, measurable
+from pipesvc.errors import PipesvcError
 from pipesvc.rpc.v1 import job_pb2
 
 _USER = """
@@ -102,10 +104,28 @@ def _full_job(user: object) -> Job:
     )
 
 
+def _checkpoint(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "weights.safetensors").write_bytes(b"weights")
+    (folder / "training.safetensors").write_bytes(b"training")
+    return folder
+
+
+def test_a_checkpoint_is_two_files_by_their_hashes(user: object, tmp_path: Path) -> None:
+    job = dataclasses.replace(_full_job(user), init=None, resume=_checkpoint(tmp_path / "saved"))
+    spec = make_submission(job).spec
+    assert spec.weights.sha256 == hashlib.sha256(b"weights").hexdigest()
+    assert spec.training.sha256 == hashlib.sha256(b"training").hexdigest()
+    assert not measurable(job).resume
+    with pytest.raises(PipesvcError, match="init and resume are both given"):
+        dataclasses.replace(_full_job(user), resume=tmp_path / "saved")
+
+
 def test_every_field_of_the_message_is_filled(user: object) -> None:
     submission = make_submission(_full_job(user))
     spec = submission.spec
     not_for_this_job = {
+        "training",
         "keys_init_by_name",
         "stage_models",
         "recompute_patterns",
@@ -169,6 +189,7 @@ def test_every_field_of_the_job_changes_the_message(user: object) -> None:
         "weight": None,
         "evaluation": None,
         "init": None,
+        "resume": _checkpoint(Path(str(user.__file__)).parent / "checkpoint"),  # type: ignore[attr-defined]
         "autocast": "bfloat16",
         "grad_scaler": True,
         "accumulate": 3,
@@ -182,9 +203,9 @@ def test_every_field_of_the_job_changes_the_message(user: object) -> None:
     assert changes.keys() == {field.name for field in dataclasses.fields(Job)}
     (Path(str(user.__file__)).parent / "more.txt").write_text("x")  # type: ignore[attr-defined]
     for name, value in changes.items():
-        others = {"clip_norm": None} if name == "clip_value" else {}
+        others = {"clip_value": {"clip_norm": None}, "resume": {"init": None}}.get(name, {})
         changed = make_submission(dataclasses.replace(full, **others, **{name: value}))  # type: ignore[arg-type]
-        assert not others or changed.spec.clip_value == 0.5
+        assert name != "clip_value" or changed.spec.clip_value == 0.5
         assert changed.spec != base.spec, name
 
 

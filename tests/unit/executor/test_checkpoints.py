@@ -17,18 +17,18 @@ from torch.optim import lr_scheduler
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.worker.executor.optimizing import SchedulerChoice
 from pipesvc.worker.executor.scaling import ScalerSettings
-from tests.unit.executor import checkpoints
+from tests.unit.executor import checkpoints, modules
 from tests.unit.executor.network import (
     Batch,
     Cluster,
     JobSetup,
     Setup,
-    assert_equal_states,
     train,
     train_plain,
 )
 from tests.unit.executor.test_equality import CUTS, make_batches, make_layers
 from tests.unit.executor.test_sparse import adamw, sparse_adam, sparse_layers, word_batches
+from tests.unit.executor.tied_models import make_setup
 
 NUM_BEFORE = 5  # in the middle of the second epoch
 
@@ -82,12 +82,14 @@ def interrupted(setup: JobSetup, other: JobSetup, batches: Sequence[Batch], fold
     second.close()
     whole = train(setup, batches)
     assert losses == whole.losses
-    assert_equal_states(second.state(), whole.state())
+    found, expected = second.state(), whole.state()
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
     return second
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_s02_the_state_of_every_optimizer_goes_to_stages_of_another_cut(name: str, tmp_path: Path) -> None:
+def test_the_state_of_every_optimizer_goes_to_stages_of_another_cut(name: str, tmp_path: Path) -> None:
     setup = Setup(
         make_layers=make_layers,
         cuts=CUTS[3],
@@ -179,6 +181,14 @@ def test_a_checkpoint_of_another_optimizer_is_refused_with_the_way_out(tmp_path:
             Cluster(changed, has_labels=True, files=files)
         assert said in caught.value.details.message
         assert caught.value.code is ErrorCode.INVALID_JOB
+
+
+@pytest.mark.parametrize("name", ["encoder-decoder", "layers"])
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 3), (3, 1)])
+def test_n10_tied_weights_go_on_with_one_state(name: str, before: int, after: int, tmp_path: Path) -> None:
+    """Whoever owns them then has what their owner of before kept."""
+    batches = modules.sentences(2, num_steps=NUM_BEFORE + 3)
+    interrupted(make_setup(name, before), make_setup(name, after), batches, tmp_path)
 
 
 class Remembering(torch.optim.SGD):

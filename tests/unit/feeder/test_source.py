@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.rpc.v1 import job_pb2
+from pipesvc.rpc.v1 import job_pb2, types_pb2
 from pipesvc.worker.feeder.batches import RawBatch
 from pipesvc.worker.feeder.source import Reading, read
 from tests.unit.feeder import sources
@@ -29,6 +29,7 @@ def batches(
     has_labels: bool = True,
     drop_last: bool = False,
     seed: int = 5,
+    start: types_pb2.Position | None = None,
 ) -> list[RawBatch]:
     data = job_pb2.DataSpec(yields=yields, batch_size=batch_size, has_labels=has_labels, drop_last=drop_last)
     reading = Reading(
@@ -38,6 +39,7 @@ def batches(
         max_steps=max_steps,
         seed=seed,
         where=Where(worker="a"),
+        start=start or types_pb2.Position(),
     )
     return [batch for step in read(source, reading) if step is not None for batch in step.batches]
 
@@ -66,6 +68,20 @@ def test_drop_last_and_max_steps() -> None:
 def test_n18_max_steps_alone_repeats_the_source() -> None:
     found = batches(sources.samples, batch_size=5, num_epochs=0, max_steps=5)
     assert [each.epoch for each in found] == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("num_done", range(7))
+def test_a_source_goes_on_where_a_checkpoint_stands(num_done: int) -> None:
+    """Three steps in an epoch, of a source that draws; max_steps counts from the beginning."""
+    options: dict[str, Any] = {"batch_size": 4, "num_epochs": 3}
+    whole = batches(partial(sources.drawn_rows, 12), **options)
+    start = types_pb2.Position(step=num_done, epoch=max(0, num_done - 1) // 3)
+    start.steps_in_epoch = num_done - 3 * start.epoch
+    found = batches(partial(sources.drawn_rows, 12), **options, start=start)
+    assert len(found) == 9 - num_done
+    assert all(torch.equal(one.inputs, other.inputs) for one, other in zip(found, whole[num_done:], strict=True))
+    assert [each.epoch for each in found] == [each.epoch for each in whole[num_done:]]
+    assert len(batches(partial(sources.drawn_rows, 12), **options, start=start, max_steps=7)) == 7 - num_done
 
 
 def test_sample_lists_and_whole_batches() -> None:
