@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
 import zipfile
 from pathlib import Path
@@ -23,9 +22,9 @@ from pipesvc.client.job import (
     StreamSource,
 )
 from pipesvc.client.predicting import prediction_job
-from pipesvc.client.spec import make_submission, measurable
-from pipesvc.errors import PipesvcError
+from pipesvc.client.spec import make_submission
 from pipesvc.rpc.v1 import job_pb2
+from tests.unit.client.test_client_resume import checkpoint
 
 _USER = """
 import torch
@@ -104,23 +103,6 @@ def _full_job(user: object) -> Job:
     )
 
 
-def _checkpoint(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "weights.safetensors").write_bytes(b"weights")
-    (folder / "training.safetensors").write_bytes(b"training")
-    return folder
-
-
-def test_a_checkpoint_is_two_files_by_their_hashes(user: object, tmp_path: Path) -> None:
-    job = dataclasses.replace(_full_job(user), init=None, resume=_checkpoint(tmp_path / "saved"))
-    spec = make_submission(job).spec
-    assert spec.weights.sha256 == hashlib.sha256(b"weights").hexdigest()
-    assert spec.training.sha256 == hashlib.sha256(b"training").hexdigest()
-    assert not measurable(job).resume
-    with pytest.raises(PipesvcError, match="init and resume are both given"):
-        dataclasses.replace(_full_job(user), resume=tmp_path / "saved")
-
-
 def test_every_field_of_the_message_is_filled(user: object) -> None:
     submission = make_submission(_full_job(user))
     spec = submission.spec
@@ -189,7 +171,7 @@ def test_every_field_of_the_job_changes_the_message(user: object) -> None:
         "weight": None,
         "evaluation": None,
         "init": None,
-        "resume": _checkpoint(Path(str(user.__file__)).parent / "checkpoint"),  # type: ignore[attr-defined]
+        "resume": checkpoint(Path(str(user.__file__)).parent / "checkpoint"),  # type: ignore[attr-defined]
         "autocast": "bfloat16",
         "grad_scaler": True,
         "accumulate": 3,
