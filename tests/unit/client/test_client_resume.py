@@ -52,5 +52,5 @@ def test_it_has_weights_of_its_own(tmp_path: Path) -> None:
 
 def test_a_folder_that_lacks_a_file_is_refused_by_its_name(tmp_path: Path) -> None:
     (checkpoint(tmp_path / "saved") / "training.safetensors").unlink()
-    with pytest.raises(PipesvcError, match="no file training.safetensors in such a folder"):
+    with pytest.raises(PipesvcError, match=r"no file training\.safetensors in such a folder"):
         make_job(resume=tmp_path / "saved")

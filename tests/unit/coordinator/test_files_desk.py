@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def test_a_file_that_is_not_here_is_named(tmp_path: Path, path: str, said: str) 
     desk = FilesDesk(Machine(term=1), Store(tmp_path), nobody, nobody)
     job = job_pb2.JobSpec(weights=job_pb2.WeightsSource(sha256="a" * 64, path=path))
     with pytest.raises(PipesvcError, match=said) as caught:
-        desk.check(job)
+        asyncio.run(desk.start_of(job))
     assert caught.value.code is ErrorCode.WEIGHTS_NOT_READY
 
 

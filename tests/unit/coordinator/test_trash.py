@@ -63,7 +63,8 @@ def test_states_outputs_and_files_of_a_run_are_gone_at_once_on_a_slow_disk(
     store.sources.keep_only([])
     store.drop_bundle("b" * 64)
     assert not list((tmp_path / "runs" / "r").iterdir())
-    assert not store.has_source(job_pb2.WeightsSource(sha256="a" * 64))
+    job = job_pb2.JobSpec(weights=job_pb2.WeightsSource(sha256="a" * 64))
+    assert not store.has_source(job, is_training=False)
     assert store.bundle("b" * 64) == b""
     assert len(list((tmp_path / "trash").iterdir())) == 6
     slow_disk.set()

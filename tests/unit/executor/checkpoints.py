@@ -31,7 +31,7 @@ class BytesPort:
 
 
 def reader_of(path: Path) -> WeightsReader:
-    return WeightsReader(cast(PortLike, BytesPort(path.read_bytes())))
+    return WeightsReader(cast(PortLike, BytesPort(path.read_bytes())), "the file")
 
 
 def saved(cluster: Cluster, step: int, folder: Path) -> CheckpointFiles:
