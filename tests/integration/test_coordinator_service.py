@@ -97,7 +97,7 @@ async def test_live_weights_come_with_the_next_step_and_final_ones_with_a_cancel
             final = await client.first("FetchWeights", run_pb2.FetchWeightsRequest(run_id="r"))
             assert final.step == 4
             files = {path.name for path in (tmp_path / "state/runs/r").iterdir()}
-            assert files == {"weights.safetensors", "log", "trace"}
+            assert files == {"weights.safetensors", "training.safetensors", "log", "trace"}
 
 
 @pytest.mark.asyncio

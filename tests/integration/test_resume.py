@@ -163,7 +163,7 @@ def test_what_cannot_go_on_is_refused_with_the_way_out(
             "the checkpoint is of AdamW, and the job has SGD",
             "init=",
         ),
-        (make_job(resume=begun, epochs=3, model=jobs.mlp), "the weights do not fit the model", "model function"),
+        (make_job(resume=begun, epochs=3, model=jobs.mlp), "does not fit the model", "model function"),
     ):
         with pytest.raises(PipesvcError) as caught:
             cluster.submit(job).wait()

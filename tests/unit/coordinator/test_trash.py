@@ -79,7 +79,7 @@ def test_a_state_that_comes_anew_is_not_removed_with_the_old_one(tmp_path: Path,
     store.write_shard("r", local_pb2.StateChunk(step=1, data=b"new"))
     slow_disk.set()
     assert eventually(lambda: not list((tmp_path / "trash").iterdir()))
-    assert (tmp_path / "runs/r/state-1/stage-0.safetensors").read_bytes() == b"new"
+    assert (tmp_path / "runs/r/state-1/stage-0-weights.safetensors").read_bytes() == b"new"
 
 
 def test_what_an_earlier_process_left_goes(tmp_path: Path) -> None:
