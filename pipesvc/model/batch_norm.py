@@ -9,8 +9,8 @@ Deferred, the statistics of a step's micro-batches are put together and the runn
 those of the whole mini-batch, as torchgpipe's DeferredBatchNorm does. A module that is called several times in a
 forward takes one step for each call, as it does in a forward of the whole mini-batch.
 
-The module stays the user's. Where it may not update, it has copies of its buffers and `momentum` 1 while it runs, with
-which torch's kernels leave the very statistics of the micro-batch in the copies; so nothing is computed twice.
+The module stays the user's. Where it may not update, it has copies of its buffers while it runs; deferred, also with
+`momentum` 1, so that torch's kernels leave the statistics of the micro-batch itself in them: nothing is computed twice.
 
 Mean and variance are combined as by Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing
 sample variances", 1979), in float64, each part weighted by its elements: sums of squares would lose the variance of
@@ -105,7 +105,8 @@ class _Watched:
         for name in _STATISTICS:
             buffer = own.get(name)
             module._buffers[name] = None if buffer is None else buffer.detach().clone()
-        module.momentum = 1.0
+        if self._is_deferred:
+            module.momentum = 1.0
         try:
             outputs = self._forward(*args, **kwargs)
             found = dict(module._buffers)

@@ -1,10 +1,10 @@
 """Modules whose activations are not kept but computed again in backward, for less memory.
 
 torch's own checkpoint does it, without its reentrant way, and keeps the random numbers. Three things would still make
-the second run of a module another one. Running statistics (BatchNorm) would be updated twice, so the second run writes
-into copies of the buffers that the first one changed. A module that works in place on its input would find its own
-output there, so what it writes to is copied first; whether it does so shows in its first call. And a forward under
-`no_grad` has nothing to recompute.
+the second run of a module another one. Buffers that it changes (BatchNorm, spectral norm) would change twice and may
+decide its numbers, so the second run has copies of them as they were before the first one. A module that works in place
+on its input would find its own output there, so what it writes to is copied first; whether it does so shows in its
+first call. And a forward under `no_grad` has nothing to recompute.
 
 Which modules: *units*, the parts of a stage that are called one after the other (layers of a list, or units of a
 module that is cut by replay), or modules inside them by patterns on names. Of nested modules the outermost counts. A
@@ -14,7 +14,7 @@ pattern that names what holds units names all of these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -31,6 +31,8 @@ from pipesvc.model.replay import nest
 from pipesvc.model.replay.boundary import admit
 
 _MOST_SHOWN: Final = 3
+
+_Place = tuple[nn.Module, str]  # of a buffer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +112,7 @@ class _Recomputed:
         self._forward: Callable[..., Any] = module.forward
         self._is_known = False  # what it writes in place: the places of these tensors among those of its arguments
         self._written: set[int] = set()
+        self._changing: frozenset[_Place] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -135,16 +138,13 @@ class _Recomputed:
         run.keep_only(self._written)
 
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        buffers = [
-            (module, name, buffer)
-            for module in self._module.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-        if not buffers:
-            return nullcontext(), nullcontext()
-        changed: list[tuple[nn.Module, str]] = []
-        return _noting(buffers, changed), _in_copies(changed)
+        state = _State(self._module, self._changing)
+        return self._noting(state), state.as_before()
+
+    @contextmanager
+    def _noting(self, state: _State) -> Iterator[None]:
+        yield
+        self._changing = state.changed(self._changing)
 
 
 class _Run:
@@ -173,24 +173,66 @@ class _Run:
         return admit(copy.clone().requires_grad_(given.requires_grad), copy.device).entry
 
 
-@contextmanager
-def _noting(buffers: Sequence[tuple[nn.Module, str, Tensor]], changed: list[tuple[nn.Module, str]]) -> Iterator[None]:
-    """Of a first run, which buffers it changes. torch's kernels update running statistics without counting a write."""
-    versions = [buffer._version for _, _, buffer in buffers]
-    yield
-    for (module, name, buffer), version in zip(buffers, versions, strict=True):
-        is_statistic = module.training and getattr(module, "running_mean", None) is not None
-        if is_statistic or module._buffers.get(name) is not buffer or buffer._version != version:
-            changed.append((module, name))
+class _State:
+    """What a call begins with and changes: buffers, and the tensors that a hook of the module itself leaves in it.
+
+    `changing` are the buffers that earlier calls changed; None: it is the first one. Of these a copy is kept, of others
+    none: tables of constants may be large.
+    """
+
+    def __init__(self, module: nn.Module, changing: frozenset[_Place] | None) -> None:
+        self._module = module
+        self._made = {name: value for name, value in module.__dict__.items() if isinstance(value, Tensor)}
+        self._buffers = {
+            (each, name): buffer
+            for each in module.modules()
+            for name, buffer in each._buffers.items()
+            if buffer is not None
+        }
+        self._versions = {place: buffer._version for place, buffer in self._buffers.items()}
+        self._before = {
+            place: buffer.detach().clone()
+            for place, buffer in self._buffers.items()
+            if changing is None or place in changing or _has_statistics(place[0])
+        }
+
+    def changed(self, changing: frozenset[_Place] | None) -> frozenset[_Place]:
+        """After the first run: what is known to change by now."""
+        found = set()
+        for place, buffer in self._buffers.items():
+            module, name = place
+            # torch's kernels update running statistics without counting a write.
+            is_written = buffer._version != self._versions[place] or _has_statistics(module)
+            if is_written and place not in self._before:
+                raise PipesvcError(
+                    ErrorCode.STAGE_FAILED,
+                    f"{type(module).__name__} wrote to its buffer {name!r} in place, and did not in its first call: "
+                    "it cannot be recomputed",
+                    advice="Leave this module out of recompute, or replace the buffer (self.name = ...).",
+                )
+            if is_written or module._buffers.get(name) is not buffer:
+                found.add(place)
+                self._before.setdefault(place, buffer)
+        self._before = {place: self._before[place] for place in found}
+        self._buffers = {}
+        return (changing or frozenset()) | found
+
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """Around the second run."""
+        held = self._module.__dict__
+        made = {name: held[name] for name in self._made if name in held}
+        buffers = {place: place[0]._buffers[place[1]] for place in self._before}
+        held.update(self._made)
+        for (module, name), before in self._before.items():
+            module._buffers[name] = before.clone()
+        try:
+            yield
+        finally:
+            held.update(made)
+            for (module, name), buffer in buffers.items():
+                module._buffers[name] = buffer
 
 
-@contextmanager
-def _in_copies(changed: Sequence[tuple[nn.Module, str]]) -> Iterator[None]:
-    originals = [(module, name, module._buffers[name]) for module, name in changed]
-    for module, name, buffer in originals:
-        module._buffers[name] = None if buffer is None else buffer.clone()
-    try:
-        yield
-    finally:
-        for module, name, buffer in originals:
-            module._buffers[name] = buffer
+def _has_statistics(module: nn.Module) -> bool:
+    return module.training and getattr(module, "running_mean", None) is not None

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import spectral_norm as old_spectral_norm
+from torch.nn.utils.parametrizations import spectral_norm
 
+from pipesvc.errors import PipesvcError
 from pipesvc.model.recompute import Recompute
 from tests.unit.executor import modules
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_both as train_module
-from tests.unit.executor.network import Batch, Setup, batch_of, train_both
+from tests.unit.executor.network import Batch, Setup, batch_of, train, train_both
 
 NUM_MICRO_BATCHES = 4
 ALL = Recompute(is_all=True)
@@ -162,3 +167,60 @@ def module_setup(build: Any, parts: int, schedule: str, recompute: Recompute, ow
         make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
         recompute=recompute,
     )
+
+
+class Smoothed(nn.BatchNorm1d):
+    """Normalises by its running statistics, which it updates first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        super().forward(x)
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        return nn.functional.batch_norm(x, self.running_mean.clone(), self.running_var.clone())
+
+
+class Codes(nn.Module):
+    """A moving average that decides what is computed; it is replaced, or written in place, from some call on."""
+
+    code: Tensor
+
+    def __init__(self, *, is_in_place: bool = False, first_call: int = 1) -> None:
+        super().__init__()
+        self.register_buffer("code", torch.ones(8))
+        self.linear = nn.Linear(8, 8)
+        self.is_in_place, self.calls_left = is_in_place, first_call
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x * self.code.clone())
+        self.calls_left -= 1
+        if self.calls_left <= 0:
+            moved = 0.9 * self.code + 0.1 * x.detach().mean(0)
+            self.code = self.code.copy_(moved) if self.is_in_place else moved
+        return y
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Codes,
+        partial(Codes, is_in_place=True),
+        partial(Smoothed, 8),
+        lambda: old_spectral_norm(nn.Linear(8, 8)),
+        lambda: spectral_norm(nn.Linear(8, 8)),
+    ],
+)
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+def test_buffers_that_decide_what_is_computed_are_as_they_were(schedule: str, make: Callable[[], nn.Module]) -> None:
+    def layers() -> list[nn.Module]:
+        return [nn.Linear(6, 8), make(), nn.Tanh(), nn.Sequential(make(), nn.Tanh()), nn.Linear(8, 4)]
+
+    train_both(list_setup(schedule, ALL, make_layers=layers), make_batches())
+
+
+def test_a_buffer_that_is_written_in_place_later_on_is_refused() -> None:
+    def layers() -> list[nn.Module]:
+        return [nn.Linear(6, 8), Codes(is_in_place=True, first_call=3), nn.Tanh(), nn.Linear(8, 4)]
+
+    with pytest.raises(PipesvcError, match="Codes wrote to its buffer 'code' in place, and did not") as caught:
+        train(list_setup("1F1B", ALL, make_layers=layers, cuts=(2,)), make_batches())
+    assert caught.value.details.advice.startswith("Leave this module out of recompute")
