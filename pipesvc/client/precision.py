@@ -16,7 +16,8 @@ _MAX_SCALE: Final = 3.4028234663852886e38
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradScaler:
     """The arguments of `torch.amp.GradScaler`, whose semantics all stages keep together: one scale, and a step that
-    overflows on one of them is skipped on all."""
+    overflows on one of them is skipped on all. Of several optimizers those skip it whose gradients overflowed; with
+    clip_norm, all."""
 
     init_scale: float = 65536.0
     """What losses are multiplied by at first."""

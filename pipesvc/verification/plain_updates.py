@@ -52,12 +52,16 @@ class PlainUpdates:
     def apply(self) -> None:
         for optimizer in self._optimizers:
             self._scaler.unscale_(optimizer)
+        # One norm scales the gradients of all optimizers, so that none may update with one that is not finite.
+        skips_all = self._job.clip_norm is not None and self._scaler.is_enabled() and not _are_finite(self._parameters)
         if self._job.clip_norm is not None:
             nn.utils.clip_grad_norm_(_dense(self._parameters), self._job.clip_norm)
         if self._job.clip_value is not None:
             nn.utils.clip_grad_value_(_dense(self._parameters), self._job.clip_value)
         for optimizer in self._optimizers:
-            self._scaler.step(optimizer)
+            # Of an optimizer without a gradient, torch's scaler refuses the step.
+            if not skips_all and _have_gradients(optimizer):
+                self._scaler.step(optimizer)
             optimizer.zero_grad(set_to_none=True)
         self._scaler.update()
         if self._job.scheduler is not None and self._job.scheduler.every == "step":
@@ -85,6 +89,15 @@ def _choices(job: Job) -> list[OptimizerChoice]:
         )
         for pattern, each in optimizers.items()
     ]
+
+
+def _are_finite(parameters: Iterable[nn.Parameter]) -> bool:
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    return all(bool((each._values() if each.is_sparse else each).isfinite().all()) for each in gradients)
+
+
+def _have_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])
 
 
 def _dense(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:

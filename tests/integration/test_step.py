@@ -159,7 +159,7 @@ def test_float16_with_one_scaler_for_all_stages(cluster: pipesvc.Client) -> None
     assert_equal(run, truth)
     assert truth.losses != make_loop(autocast=torch.float16, clip_norm=0.1).run().losses
     logged = [each.line for each in run.logs() if "gradients overflowed" in each.line]
-    assert "step 1 is skipped: gradients overflowed, the loss scale is 8.38861e+06 now" in logged[0]
+    assert "step 1 is skipped where gradients overflowed, the loss scale is 8.38861e+06 now" in logged[0]
 
 
 def test_bfloat16_in_a_module(cluster: pipesvc.Client) -> None:

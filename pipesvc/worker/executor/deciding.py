@@ -22,10 +22,11 @@ _log = logging.getLogger("pipesvc.executor")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """Of one stage. `norms` are those of `norms.parameter_norms`, of gradients that are no longer scaled."""
+    """Of one stage. `norms` are those of `norms.parameter_norms`, of gradients that are no longer scaled; `overflowed`
+    are the optimizers of the job, by number, of whose gradients one was not finite."""
 
     norms: list[Tensor] | None
-    overflowed: bool
+    overflowed: list[int]
 
     def to_nest(self) -> dict[str, Any]:
         return {"norms": self.norms, "overflowed": self.overflowed}
@@ -37,10 +38,11 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """`coefficient` is what gradients are multiplied by, None: they are not; `scale` that of the next loss."""
+    """`coefficient` is what gradients are multiplied by, None: they are not; `skips` are the optimizers of the job, by
+    number, that do not update; `scale` is that of the next loss."""
 
     coefficient: Tensor | None
-    skips: bool
+    skips: list[int]
     scale: float | None
 
     def to_nest(self) -> dict[str, Any]:
@@ -65,10 +67,10 @@ class Decider:
         if self._clip_norm:
             coefficient = norms.coefficient([each.norms or () for each in reports], self._clip_norm)
         if self._scaler is None or self.scale is None:
-            return Decision(coefficient=coefficient, skips=False, scale=None)
-        overflowed = any(each.overflowed for each in reports)
-        scale = next_scale(self.scale, self._scaler, overflowed=overflowed)
+            return Decision(coefficient=coefficient, skips=[], scale=None)
+        overflowed = sorted({number for each in reports for number in each.overflowed})
+        scale = next_scale(self.scale, self._scaler, overflowed=bool(overflowed))
         if overflowed:
-            _log.info("step %d is skipped: gradients overflowed, the loss scale is %g now", step, scale.value)
+            _log.info("step %d is skipped where gradients overflowed, the loss scale is %g now", step, scale.value)
         self.scale = scale
         return Decision(coefficient=coefficient, skips=overflowed, scale=scale.value)

@@ -3,7 +3,7 @@ schedulers that change their rates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.worker.executor.parameter_groups import Allotment, Named
 from pipesvc.worker.executor.program import failed
+from pipesvc.worker.executor.scaling import unscale
 from pipesvc.worker.user_errors import user_error
 
 
@@ -44,14 +45,22 @@ class Updates:
                 self._step_schedulers(where)
         self._epoch = epoch
 
-    def apply(self, where: Where, *, skips: bool = False) -> None:
-        """One update, or none; the gradients are gone afterwards.
+    def unscale(self, scale: float) -> list[int]:
+        """Divide all gradients; the numbers of the optimizers of which one was not finite."""
+        return [
+            number
+            for number, optimizer in zip(self.numbers, self.optimizers, strict=True)
+            if unscale((each for group in optimizer.param_groups for each in group["params"]), scale)
+        ]
+
+    def apply(self, where: Where, *, skips: Collection[int] = ()) -> None:
+        """One update, but for the optimizers in `skips`; the gradients are gone afterwards.
 
         A scheduler by step counts skipped steps too, as it does behind `torch.amp.GradScaler.step`.
         """
-        for optimizer in self.optimizers.values():
+        for number, optimizer in self.optimizers.items():
             try:
-                if not skips:
+                if number not in skips:
                     optimizer.step()
             except (Exception, KeyboardInterrupt) as cause:
                 raise failed(f"update with {type(optimizer).__name__}", cause, where) from cause

@@ -2,8 +2,9 @@
 
 A GradScaler on each stage would decide for itself: a gradient that overflows on one stage would be skipped there and
 applied on all others. So its parts are taken apart. The last stage scales the loss, each stage unscales its gradients
-and says whether one of them is not finite, and stage 0 decides for all (`deciding`). The arithmetic is torch's: a scale
-is a float32 number, and so is its reciprocal, which is computed in float64.
+and says of which optimizers one is not finite, and stage 0 decides for all (`deciding`). As behind torch's scaler, an
+optimizer without such a gradient updates, but not where one norm clips all: it would be multiplied by NaN or 0. The
+arithmetic is torch's: a scale is a float32 number, and so is its reciprocal, which is computed in float64.
 """
 
 from __future__ import annotations

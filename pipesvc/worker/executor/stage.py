@@ -26,7 +26,7 @@ from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.optimizing import MakeUpdates
 from pipesvc.worker.executor.precision import autocast
 from pipesvc.worker.executor.program import Forwarded, Gradients, Parcels, StageProgram, failed
-from pipesvc.worker.executor.scaling import scaled, unscale
+from pipesvc.worker.executor.scaling import scaled
 from pipesvc.worker.executor.spec import StageSpec
 
 
@@ -150,7 +150,7 @@ class Stage:
 
     def report(self) -> Report:
         """After the last backward (W): what stage 0 must know to decide. Gradients are no longer scaled afterwards."""
-        overflowed = self._scale is not None and unscale(self.trainable, self._scale)
+        overflowed = [] if self._scale is None else self.updates.unscale(self._scale)
         found = norms.parameter_norms(self.trainable, self._places) if self.spec.clips_norm else None
         return Report(norms=found, overflowed=overflowed)
 
@@ -164,7 +164,10 @@ class Stage:
             norms.clip_values(self.trainable, self.spec.clip_value)
         where = Where(step=step, stage=self.spec.index)
         self._statistics.commit()
-        self.updates.apply(where, skips=decision is not None and decision.skips)
+        skips = decision.skips if decision is not None else []
+        if skips and self.spec.clips_norm:
+            skips = list(self.updates.numbers)  # the norm, by which all were multiplied, was not finite either
+        self.updates.apply(where, skips=skips)
         self._program.deferral.settle()
 
     def take_loss(self, shares: Sequence[float]) -> float | None:

@@ -112,8 +112,9 @@ def train_plain(setup: ModuleSetup, batches: Sequence[Batch]) -> PlainRun:
                     value = model(*args, **kwargs)
                 if setup.loss is not None:
                     value = setup.loss(value) if labels is None else setup.loss(value, labels[index])
-            updates.scaled(value * share).backward()
-            total += share * value.item()
+            if share:
+                updates.scaled(value * share).backward()
+                total += share * value.item()
         updates.apply(step)
         losses.append(total)
     return losses, dict(model.state_dict())

@@ -41,9 +41,17 @@ class PlainUpdates:
         setup = self._setup
         for optimizer in self.optimizers:
             self._scaler.unscale_(optimizer)
+        # pipesvc's one rule beside torch's: no optimizer updates with a norm that is not finite.
+        overflowed = setup.scaler is not None and not all(
+            bool(values.isfinite().all())
+            for each in self.parameters
+            if each.grad is not None
+            for values in [each.grad._values() if each.grad.is_sparse else each.grad]
+        )
         self._clip()
         for optimizer in self.optimizers:
-            self._scaler.step(optimizer)
+            if not (overflowed and setup.clip_norm):
+                self._scaler.step(optimizer)
             optimizer.zero_grad(set_to_none=True)
         self._scaler.update()
         setup.plain_scales.append(self._scaler.get_scale())

@@ -27,7 +27,7 @@ from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_both as train_both_modules
 from tests.unit.executor.network import Setup, train, train_both
 from tests.unit.executor.test_equality import CUTS, HOMES, OPTIMIZERS, make_batches, make_layers
-from tests.unit.executor.test_sparse import adamw, sparse_adam, sparse_layers, word_batches
+from tests.unit.executor.test_sparse import adamw, sgd, sparse_adam, sparse_layers, word_batches
 
 DTYPES = [torch.bfloat16, torch.float16]
 
@@ -142,7 +142,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[int, bool]], list[
 
     def seen_report(stage: Stage) -> Report:
         made = report(stage)
-        reports.append((stage.spec.index, made.overflowed))
+        reports.append((stage.spec.index, bool(made.overflowed)))
         return made
 
     def seen_decide(decider: Decider, step: int, given: Sequence[Report]) -> Decision:
@@ -176,6 +176,33 @@ def test_an_overflow_on_one_stage_skips_the_step_on_all(
     assert {stage for stage, overflowed in reports if overflowed} == {2}
     assert [step for step, each in enumerate(decisions, 1) if each.skips] == [2, 7]
     assert [each.scale for each in decisions] == setup.plain_scales == [64, 32, 32, 32, 64, 64, 32, 32, 32, 64]
+
+
+def trap_and_rest(model: nn.Module) -> list[torch.optim.Optimizer]:
+    named = dict(model.named_parameters())
+    return [sgd([named.pop("2.gain"), named.pop("5.weight")]), adamw(list(named.values()))]
+
+
+@pytest.mark.parametrize("clips", [{}, {"clip_norm": 0.1}, {"clip_value": 0.01}], ids=str)
+def test_of_several_optimizers_those_update_whose_gradients_are_finite(
+    seen: tuple[list[tuple[int, bool]], list[Decision]], clips: dict[str, float]
+) -> None:
+    """As behind torch's scaler, on whichever stages they are; where all are clipped by one norm, none does."""
+    setup = Setup(
+        make_layers=trapped_layers,
+        cuts=(1, 2, 4),
+        loss=cross_entropy,
+        more_optimizers={"[25].[gw]*": sgd},
+        make_optimizer=adamw,
+        plain_optimizers=trap_and_rest,
+        scaler=scaler(init_scale=64.0),
+        **clips,  # type: ignore[arg-type]
+    )
+    before = {name: value.clone() for name, value in train(setup, make_batches(4, num_steps=1)).state().items()}
+    cluster = train_both(setup, make_batches(4, num_steps=2))
+    assert [each.skips for each in seen[1]] == [[], [], [0]]
+    changed = {name for name, value in cluster.state().items() if not torch.equal(value, before[name])}
+    assert changed == (set() if "clip_norm" in clips else before.keys() - {"2.gain", "5.weight"})
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
@@ -244,11 +271,11 @@ def test_a_scale_grows_after_good_steps_in_a_row_alone() -> None:
 
 
 def test_decisions_travel_as_plain_values() -> None:
-    report = Report(norms=None, overflowed=True)
+    report = Report(norms=None, overflowed=[1])
     assert Report.of_nest(report.to_nest()) == report
-    decision = Decider(0.0, scaler()).decide(1, [Report(norms=None, overflowed=False), report])
+    decision = Decider(0.0, scaler()).decide(1, [Report(norms=None, overflowed=[]), report])
     assert Decision.of_nest(decision.to_nest()) == decision
-    assert (decision.skips, decision.scale, decision.coefficient) == (True, 32768.0, None)
+    assert (decision.skips, decision.scale, decision.coefficient) == ([1], 32768.0, None)
 
 
 def test_every_kind_of_autocast_has_a_dtype_and_others_are_refused() -> None:
