@@ -31,6 +31,7 @@ class TiedGradients:
         self.gathered: dict[str, nn.Parameter] = {}  # key -> one of which a later stage sends a gradient
         self._passed_on: dict[str, tuple[nn.Parameter, int]] = {}
         for name, parameter in self.parameters.items():
+            _refuse_hooks(name, parameter)
             stages = users[name]
             place = stages.index(stage)
             if place + 1 < len(stages):
@@ -53,6 +54,16 @@ class TiedGradients:
         for parameter, total in sums:
             parameter.grad = total
         return found
+
+
+def _refuse_hooks(name: str, parameter: nn.Parameter) -> None:
+    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            f"the parameter {name!r}, which several stages use, has a hook, which each of them would call with the "
+            "gradient of its own uses",
+            advice="Leave the hook out, or put all uses of the parameter into one stage",
+        )
 
 
 def _sendable(key: str, gradient: Tensor | None) -> Tensor | None:

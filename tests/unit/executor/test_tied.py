@@ -194,6 +194,33 @@ def test_a_sparse_gradient_that_would_have_to_be_sent_is_refused() -> None:
     train_both(make_setup("encoder-decoder", 2, build=Sparse, ends=(3, 5), **options), modules.sentences(2))
 
 
+def hooked(weight: Tensor, *, is_after: bool) -> None:
+    """Doubles what the parameter gets."""
+    if is_after:
+        weight.register_post_accumulate_grad_hook(lambda each: each.grad.mul_(2))  # type: ignore[union-attr]
+    else:
+        weight.register_hook(lambda gradient: 2 * gradient)
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("name", ["parameter", "layers"])
+def test_a_hook_that_would_see_a_part_of_the_gradient_is_refused(name: str, is_after: bool) -> None:
+    def layers() -> list[nn.Module]:
+        made = tied_layers()
+        hooked(made[-1].weight, is_after=is_after)  # type: ignore[arg-type]
+        return made
+
+    def build() -> nn.Module:
+        made = MODULES["parameter"]()
+        hooked(made.get_parameter("lm_head.weight"), is_after=is_after)
+        return made
+
+    options: dict[str, Any] = {"build": build} if name == "parameter" else {"make_layers": layers}
+    with pytest.raises(PipesvcError, match=r"which several stages use, has a hook") as caught:
+        train(make_setup(name, 2, **options), modules.sentences(2, num_steps=1))
+    assert caught.value.details.advice.endswith("put all uses of the parameter into one stage")
+
+
 @pytest.mark.parametrize("name", ["parameter", "layers"])
 def test_two_devices_of_a_worker_hold_a_tensor_each(name: str) -> None:
     """`cpu` and `cpu:0` are two devices to a plan."""
