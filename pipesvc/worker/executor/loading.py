@@ -3,6 +3,9 @@
 The file is with the coordinator, who merged it or got it from the client, so it need not be on any worker's disk, and
 hosts need share nothing; each worker reads only the ranges of its own tensors, a few pieces ahead, into the memory of
 the tensor itself. What the file lacks, and what no part of the model has, was refused by the inspector.
+
+A tensor of several names (tied weights) needs one of them in the file, for libraries write it once. Where there are
+several, the last counts, as `load_state_dict` has it, on each stage that holds a copy.
 """
 
 from __future__ import annotations
@@ -26,16 +29,17 @@ def load(reader: WeightsReader, stages: Iterable[Stage]) -> None:
     entries = {entry.name: entry for entry in layout.entries}
     done: set[int] = set()
     for stage in stages:
-        for name, tensor in _held(stage.roots()).items():
+        for tensor, names in _held(stage):
             if id(tensor) not in done:
                 done.add(id(tensor))
-                _fill(tensor, entries[name], layout, reader)
+                _fill(tensor, entries[[name for name in names if name in entries][-1]], layout, reader)
 
 
 def misfits(state: Mapping[str, Tensor], layout: Layout) -> list[str]:
     """What differs between the state of a whole model and a file, in words; `it` is the file."""
     entries = {entry.name: entry for entry in layout.entries}
-    missing = [name for name in state if name not in entries]
+    found_elsewhere = {id(value) for name, value in state.items() if name in entries}
+    missing = [name for name, value in state.items() if name not in entries and id(value) not in found_elsewhere]
     unexpected = [name for name in entries if name not in state]
     found = [f"it has no {_few(missing)}"] if missing else []
     found += [f"the model has no {_few(unexpected)}"] if unexpected else []
@@ -53,9 +57,13 @@ def state_of(roots: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     return state
 
 
-def _held(roots: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """What has values here, copies of what other stages own among it."""
-    return {name: value for name, value in state_of(roots).items() if not value.is_meta}
+def _held(stage: Stage) -> list[tuple[Tensor, list[str]]]:
+    """What has values here, copies of what other stages own among it, with its names in the order of the model."""
+    found: dict[int, tuple[Tensor, list[str]]] = {}
+    for name, value in {**stage.shared_names(), **state_of(stage.roots())}.items():
+        if not value.is_meta:
+            found.setdefault(id(value), (value, []))[1].append(name)
+    return list(found.values())
 
 
 def _few(names: list[str]) -> str:

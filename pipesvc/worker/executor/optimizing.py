@@ -49,7 +49,7 @@ class Updates:
         """Divide all gradients; the numbers of the optimizers of which one was not finite."""
         return [
             number
-            for number, optimizer in zip(self.numbers, self.optimizers, strict=True)
+            for number, optimizer in self.optimizers.items()
             if unscale((each for group in optimizer.param_groups for each in group["params"]), scale)
         ]
 

@@ -56,6 +56,9 @@ class StageProgram(Protocol):
     def roots(self) -> dict[str, nn.Module]:
         """The modules that hold all others, by name; "" is the whole model."""
 
+    def shared_names(self) -> dict[str, nn.Parameter]:
+        """All names of the parameters that modules beyond `roots` hold too, in the model's order."""
+
     def own_modules(self) -> dict[str, nn.Module]:
         """By path, those that hold the buffers of this stage."""
 

@@ -59,6 +59,9 @@ class ReplayProgram:
     def roots(self) -> dict[str, nn.Module]:
         return {"": self._model}
 
+    def shared_names(self) -> dict[str, nn.Parameter]:
+        return {}
+
     def own_modules(self) -> dict[str, nn.Module]:
         own = {id(each) for name, each in self._model.named_buffers() if name in self._own}
         return {

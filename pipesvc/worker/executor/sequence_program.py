@@ -78,6 +78,9 @@ class SequenceProgram:
     def roots(self) -> dict[str, nn.Module]:
         return dict(self.layers)
 
+    def shared_names(self) -> dict[str, nn.Parameter]:
+        return {name: shared.parameter for shared in self._shared.values() for name in shared.names}
+
     def own_modules(self) -> dict[str, nn.Module]:
         return {path: module for name, layer in self.layers for path, module in layer.named_modules(prefix=name)}
 

@@ -166,7 +166,7 @@ class Stage:
         self._statistics.commit()
         skips = decision.skips if decision is not None else []
         if skips and self.spec.clips_norm:
-            skips = list(self.updates.numbers)  # the norm, by which all were multiplied, was not finite either
+            skips = list(self.updates.optimizers)  # the norm, by which all were multiplied, was not finite either
         self.updates.apply(where, skips=skips)
         self._program.deferral.settle()
 
@@ -200,6 +200,9 @@ class Stage:
 
     def roots(self) -> dict[str, nn.Module]:
         return self._program.roots()
+
+    def shared_names(self) -> dict[str, nn.Parameter]:
+        return self._program.shared_names()
 
     def state_dict(self) -> Mapping[str, Any]:
         """By the names of the unsplit model."""

@@ -46,6 +46,9 @@ class WholeProgram:
     def roots(self) -> dict[str, nn.Module]:
         return {"": self._model}
 
+    def shared_names(self) -> dict[str, nn.Parameter]:
+        return {}
+
     def own_modules(self) -> dict[str, nn.Module]:
         return dict(self._model.named_modules())
 

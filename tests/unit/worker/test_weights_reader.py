@@ -51,6 +51,9 @@ class Part:
     def roots(self) -> dict[str, nn.Module]:
         return self._roots
 
+    def shared_names(self) -> dict[str, nn.Parameter]:
+        return {}
+
 
 def saved(tmp_path: Path, state: dict[str, torch.Tensor]) -> FilePort:
     save_file(state, tmp_path / "weights.safetensors")
