@@ -194,10 +194,10 @@ def test_a_sparse_gradient_that_would_have_to_be_sent_is_refused() -> None:
     train_both(make_setup("encoder-decoder", 2, build=Sparse, ends=(3, 5), **options), modules.sentences(2))
 
 
-def hooked(weight: Tensor, *, is_after: bool) -> None:
+def hooked(weight: Any, *, is_after: bool) -> None:
     """Doubles what the parameter gets."""
     if is_after:
-        weight.register_post_accumulate_grad_hook(lambda each: each.grad.mul_(2))  # type: ignore[union-attr]
+        weight.register_post_accumulate_grad_hook(lambda each: each.grad.mul_(2))
     else:
         weight.register_hook(lambda gradient: 2 * gradient)
 
@@ -207,7 +207,7 @@ def hooked(weight: Tensor, *, is_after: bool) -> None:
 def test_a_hook_that_would_see_a_part_of_the_gradient_is_refused(name: str, is_after: bool) -> None:
     def layers() -> list[nn.Module]:
         made = tied_layers()
-        hooked(made[-1].weight, is_after=is_after)  # type: ignore[arg-type]
+        hooked(made[-1].weight, is_after=is_after)
         return made
 
     def build() -> nn.Module:
