@@ -7,6 +7,7 @@ threads), else within the tolerances of `torch.testing.assert_close`; the verdic
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,6 +17,7 @@ from pipesvc.client.connection import Client
 from pipesvc.client.job import DataSource, Job
 from pipesvc.client.spec import check_is_job
 from pipesvc.client.weights_source import is_given, state_of
+from pipesvc.core.ties import Tie
 from pipesvc.errors import ErrorCode, Where
 from pipesvc.model.fingerprint import threads_in
 from pipesvc.verification.difference import Difference, first_difference
@@ -82,5 +84,21 @@ def verify(client: Client, job: Job, *, num_steps: int = NUM_STEPS) -> Verdict:
         num_stages=plan.num_stages,
         num_tensors=len(state),
         difference=first_difference(losses, plain.losses, state, plain.state),
-        reason="" if theirs == {plain.fingerprint} else f"here {plain.fingerprint}; there {'; '.join(sorted(theirs))}",
+        reason=not_promised(job, plan.ties, theirs, plain.fingerprint),
     )
+
+
+def not_promised(job: Job, ties: Sequence[Tie], theirs: Collection[str], ours: str) -> str:
+    """Why a run need not have the bits of one process; "" where it must. `ours` and `theirs` are fingerprints."""
+    found = []
+    if set(theirs) != {ours}:
+        found.append(f"here {ours}; there {'; '.join(sorted(theirs))}")
+    if job.strategy.compile:
+        found.append("compiled modules add in another order and draw from the compiler's generator")
+    if job.autocast is not None:
+        found += [
+            f"{tie.name!r} is cast by each of the stages {', '.join(map(str, tie.stages))}, and once in one process"
+            for tie in ties
+            if tie.is_trained
+        ]
+    return "; ".join(found)

@@ -60,6 +60,13 @@ def test_other_names_shapes_and_types_are_differences(split: dict[str, torch.Ten
     assert not found.is_close
 
 
+def test_the_size_is_of_what_differs_where_others_are_nan_or_infinite_in_both() -> None:
+    plain = {"a": torch.tensor([math.nan, math.inf, 1.0])}
+    found = first_difference([], [], {"a": torch.tensor([math.nan, math.inf, 1.5])}, plain)
+    assert found is not None
+    assert (found.size, found.text) == (0.5, "a differs in 1 of 3 elements, by 0.5 at most")
+
+
 def test_other_numbers_of_steps_are_a_difference() -> None:
     found = first_difference([1.0], [1.0, 2.0], {}, {})
     assert found is not None
