@@ -175,7 +175,7 @@ def _forward(stage: Stage, batch: CutStep, job: job_pb2.JobSpec) -> None:
         _to_eval_mode(stage)
         stage.predict(1, 0, _inputs(batch, 0))
     else:
-        stage.forward(1, 0, _inputs(batch, 0), _labels(batch, 0))
+        stage.forward(1, 0, _inputs(batch, 0), _labels(batch, 0), batch.shares[0])
 
 
 def _evaluate(stage: Stage, batch: CutStep) -> None:

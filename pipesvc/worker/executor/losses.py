@@ -15,10 +15,10 @@ from pipesvc.worker.executor.program import failed
 from pipesvc.worker.executor.spec import StageSpec
 
 
-def loss_of(spec: StageSpec, output: Any, labels: Parcel | None, where: Where) -> Tensor:
-    """A scalar that parameters lead to."""
+def loss_of(spec: StageSpec, output: Any, labels: Parcel | None, share: float, where: Where) -> Tensor:
+    """A scalar, which parameters lead to if it counts: of rows that are all masked, it may be a constant."""
     loss = number_of(spec, output, labels, where)
-    if not loss.requires_grad:
+    if share and not loss.requires_grad:
         raise PipesvcError(
             ErrorCode.INVALID_JOB,
             f"{_giver(spec)} gave a loss that no trainable parameter leads to",

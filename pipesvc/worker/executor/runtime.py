@@ -219,7 +219,7 @@ class Runtime:
             case ActionKind.FORWARD, int(micro_batch):
                 labels = parcels.get(routes.label_link(self._settings.edges.num_stages))
                 if step.is_step:
-                    outputs = stage.forward(number, micro_batch, sent, labels)
+                    outputs = stage.forward(number, micro_batch, sent, labels, step.issue.shares[micro_batch])
                 else:
                     outputs = passes.forward(self._port, step, stage, micro_batch, sent, labels)
                 return partial(self._send_outputs, action, number, outputs)

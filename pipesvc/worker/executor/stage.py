@@ -81,7 +81,9 @@ class Stage:
         """Before the first action of a step."""
         self.updates.begin_epoch(epoch, Where(step=step, stage=self.spec.index))
 
-    def forward(self, step: int, micro_batch: int, inputs: Parcels, labels: Parcel | None) -> Mapping[int, Any]:
+    def forward(
+        self, step: int, micro_batch: int, inputs: Parcels, labels: Parcel | None, share: float = 1.0
+    ) -> Mapping[int, Any]:
         """Consumer -> what it gets. On the last stage the loss is kept here and nothing is given."""
         loss = None
         with autocast(self.spec.device, self.spec.autocast):
@@ -89,7 +91,7 @@ class Stage:
                 found = self._program.forward(step, micro_batch, inputs)
             if self.spec.is_last:
                 where = Where(step=step, stage=self.spec.index, micro_batch=micro_batch)
-                loss = losses.loss_of(self.spec, found.result, labels, where)
+                loss = losses.loss_of(self.spec, found.result, labels, share, where)
                 self._losses[micro_batch] = loss.detach()
         self._live[micro_batch] = _Live(backward=found.backward, loss=loss)
         return found.outputs

@@ -127,6 +127,23 @@ def test_loss_that_is_none_is_refused(value: Any, text: str) -> None:
     assert text in error.details.message
 
 
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+def test_n03_of_rows_that_are_all_masked_the_loss_may_be_a_constant(schedule: str) -> None:
+    def loss(outputs: Tensor) -> Tensor:
+        return outputs.square().mean() if float(outputs.detach().abs().sum()) else torch.zeros(())
+
+    inputs = torch.cat([torch.zeros(2, 3), torch.ones(4, 3)])
+    setup = Setup(
+        make_layers=lambda: [nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)],
+        cuts=(1,),
+        loss=loss,
+        schedule=schedule,
+    )
+    parts, labels, _ = batch_of(inputs, None, 6, 3)
+    train_both(setup, [(parts, labels, [0.0, 2.0, 2.0])] * 3)
+    assert "no trainable parameter" in failure_of(setup, (parts, labels, [2.0, 2.0, 2.0])).details.message
+
+
 def test_value_that_cannot_travel_is_refused_with_its_place() -> None:
     setup = Setup(make_layers=lambda: [Constant(slice(3)), nn.Linear(4, 1)], cuts=(1,))
     error = failure_of(setup, batch_of(torch.ones(4, 3), None, 4, 2))
