@@ -57,7 +57,7 @@ class Ledger:
         self._written_at: dict[int, int] = {}  # storage -> position of the last write
         self._input_users: dict[str, set[int]] = {}
         self._read_by_all: set[str] = set()
-        self._changed: set[str] = set()  # parameters and buffers that operations between units write
+        self._changed: set[str] = set()  # parameters and buffers that forward writes
         self._joined: dict[tuple[int, int], Joined] = {}
         self._checkpoints: dict[int, tuple[FrameType, int]] = {}
 
@@ -129,6 +129,10 @@ class Ledger:
         """The parameters and buffers of a unit, by the names that the model has for them."""
         held: list[Tensor] = [*unit.parameters(), *unit.buffers()]
         return [self._names[id(each)] for each in held if id(each) in self._names]
+
+    def change(self, state: Iterable[Tensor]) -> None:
+        """What a unit wrote of its parameters and buffers."""
+        self._changed.update(self._names[id(each)] for each in state if id(each) in self._names)
 
     def note_results(
         self, step: tuple[int, int], outputs: list[Tensor], operands: list[Tensor], old: list[int]

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from pipesvc.core import seeds
 from pipesvc.core.flow import PARAMETER
 from pipesvc.core.ties import Tie, copies_in, gradient_chain
-from pipesvc.errors import Where
+from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model.replay.boundary import Arrival, admit, run_backward
+from pipesvc.model.replay.operations import versions
 from pipesvc.model.sequence import SharedBy
 from pipesvc.model.tied import TiedGradients
 from pipesvc.wire import tree
@@ -46,6 +47,7 @@ class SequenceProgram:
         tied = tied or TiedLayers()
         self._shared = tied.shared
         ties = [tie for tie in tied.ties if spec.index in tie.stages]
+        self._held = {tie.name: self.tied_parameter(tie.name) for tie in ties}
         self._owned = [tie.name for tie in ties if tie.owner == spec.index]
         self._copies = {id(self.tied_parameter(tie.name)) for tie in copies_in(ties, spec.index)}
         trained = {tie.name: tie.stages for tie in ties if tie.is_trained}
@@ -97,6 +99,7 @@ class SequenceProgram:
         """Each layer draws its random numbers by step, micro-batch and its place in the whole model."""
         spec = self._spec
         received, value = self._admit(inputs[spec.index - 1])
+        before = versions(self._held.values())
         for index, (name, layer) in enumerate(self.layers, spec.first_layer):
             seed_generators(spec.device, seeds.derive(spec.seed, "forward", step, micro_batch, index))
             try:
@@ -105,11 +108,22 @@ class SequenceProgram:
                 doing = f"forward of layer {name!r} ({type(layer).__name__}) on {describe(value)}"
                 where = Where(step=step, stage=spec.index, micro_batch=micro_batch)
                 raise failed(doing, cause, where) from cause
+        if versions(self._held.values()) != before:
+            raise self._changed(Where(step=step, stage=spec.index, micro_batch=micro_batch))
         if spec.is_last:
             return Forwarded(outputs={}, result=value, backward=partial(self._backward, received, ()))
         outputs = tuple(tree.flatten(value, _is_tensor)[1])
         return Forwarded(
             outputs={spec.index + 1: value}, result=None, backward=partial(self._backward, received, outputs)
+        )
+
+    def _changed(self, where: Where) -> PipesvcError:
+        return PipesvcError(
+            ErrorCode.STAGE_FAILED,
+            f"forward writes to a parameter that several stages use ({', '.join(map(repr, self._held))}), of which "
+            "each has a copy",
+            advice="Put the layers that share it into one stage, or leave out what writes (max_norm of an embedding?)",
+            where=where,
         )
 
     def _admit(self, parcel: Parcel) -> tuple[Arrivals, Any]:

@@ -25,6 +25,7 @@ from tests.unit.executor.tied_models import (
     MODULES,
     EncoderDecoder,
     Functional,
+    Tied,
     Words,
     make_setup,
     tied_layers,
@@ -219,6 +220,36 @@ def test_a_hook_that_would_see_a_part_of_the_gradient_is_refused(name: str, is_a
     with pytest.raises(PipesvcError, match=r"which several stages use, has a hook") as caught:
         train(make_setup(name, 2, **options), modules.sentences(2, num_steps=1))
     assert caught.value.details.advice.endswith("put all uses of the parameter into one stage")
+
+
+class Bounded(Tied):
+    """Its embedding shrinks rows when they are looked up, which the head sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte.max_norm = 0.5
+
+
+def bounded_layers() -> list[nn.Module]:
+    words, *others = tied_layers()
+    assert isinstance(words, Words)
+    words.table.max_norm = 0.5
+    return [words, *others]
+
+
+def test_what_forward_writes_to_is_used_in_one_stage() -> None:
+    """Of a module no cut comes between its uses; of a list, whose forward is not seen before, the step says it."""
+    setup = make_setup("parameter", 2, build=Bounded)
+    assert isinstance(setup, ModuleSetup)
+    with pytest.raises(PipesvcError, match=r"'wte\.weight' is used in both and changes in forward"):
+        train(setup, modules.sentences(2, num_steps=1))
+    with pytest.raises(
+        PipesvcError, match=r"writes to a parameter that several stages use \('0\.table\.weight'"
+    ) as found:
+        train(make_setup("layers", 2, make_layers=bounded_layers), modules.sentences(2, num_steps=1))
+    assert found.value.details.where.stage == 0
+    train_both(make_setup("layers", 1, make_layers=bounded_layers), modules.sentences(2))
+    train_both(make_setup("parameter", 1, build=Bounded), modules.sentences(2))
 
 
 @pytest.mark.parametrize("name", ["parameter", "layers"])
