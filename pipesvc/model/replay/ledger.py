@@ -167,7 +167,7 @@ class Ledger:
     def _join(self, first: int, last: int, reason: tuple[str, str]) -> None:
         if last > first:
             sentence, advice = reason
-            self._joined[first, last] = Joined(first=first, last=last, reason=sentence, advice=advice)
+            self._joined.setdefault((first, last), Joined(first=first, last=last, reason=sentence, advice=advice))
 
     def maker_of(self, operands: Iterable[Tensor]) -> str:
         for tensor in operands:
