@@ -73,8 +73,8 @@ class Recording(Program):
             return copies[-1]
 
         args, kwargs = nest.transform((args, kwargs), shape)
-        operands, state = nest.tensors((args, kwargs)), [*unit.parameters(), *unit.buffers()]
-        before, state_before = versions(operands), versions(state)
+        operands, held = nest.tensors((args, kwargs)), [*unit.parameters(), *unit.buffers()]
+        before, held_before = versions(operands), versions(held)
         num_draws = self._draws.num_draws
         outputs = run_on_shapes(name, unit, forward, args, kwargs)
         if self._draws.num_draws > num_draws and name not in self._draws.modules:
@@ -82,7 +82,7 @@ class Recording(Program):
         _refuse_objects(name, args, kwargs, outputs)
         if any(versions(copies)):
             raise refusals.written_without_origin(f"unit {name!r}")
-        changed = [each for each, old in zip(state, state_before, strict=True) if versions([each]) != [old]]
+        changed = [each for each, old in zip(held, held_before, strict=True) if versions([each]) != [old]]
         if changes_by_class(unit) or changed:
             self._ledger.join(index, refusals.called_again(name))
         self._ledger.change(changed)

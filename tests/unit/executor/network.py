@@ -42,8 +42,7 @@ EPOCH_STEPS = 4
 MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]  # of parameters, or of groups of them
 # One mini-batch: the micro-batches' inputs, their labels (None: the job has none), their weights.
 Batch = tuple[list[Any], list[Any] | None, list[float]]
-# Losses, and the state by name.
-PlainRun = tuple[list[float], dict[str, Tensor]]
+PlainRun = tuple[list[float], dict[str, Tensor]]  # losses, and the state by name
 
 
 @dataclass(frozen=True, kw_only=True)
