@@ -177,6 +177,7 @@ def assert_as_one_process(setup: AnySetup, batches: Sequence[Batch]) -> Cluster:
     if setup.defers_batch_norm:  # weights do not depend on it
         kept = [name for name in state if name.endswith(("running_mean", "running_var", "num_batches_tracked"))]
         assert not any(torch.equal(found[name], state[name]) for name in kept)
+        assert {int(found[name]) for name in kept if name.endswith("tracked")} == {len(batches)}
         alone: dict[str, Any] = {"owners": ["a"], "schedule": "1F1B", "recompute": Recompute()}
         alone |= {"cuts": ()} if isinstance(setup, ListSetup) else {"parts": 1}
         of_one = train(replace(setup, **alone), batches).state()
