@@ -11,11 +11,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pipesvc.worker.executor import loading
-from pipesvc.worker.weights_reader import WeightsReader
+from tests.unit.executor.checkpoints import reader_of
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.network import Cluster, built
 from tests.unit.executor.tied_models import make_setup
-from tests.unit.worker.test_weights_reader import FilePort
 
 
 def random_state(model: nn.Module, without: str) -> dict[str, Tensor]:
@@ -36,7 +35,7 @@ def test_n10_tied_weights_begin_as_load_state_dict_has_them(
     model = setup.build() if isinstance(setup, ModuleSetup) else nn.Sequential(*built(setup.make_layers))
     state = random_state(model, without)
     save_file(state, tmp_path / "weights.safetensors")
-    reader = WeightsReader(_as_port(FilePort(tmp_path / "weights.safetensors")))
+    reader = reader_of(tmp_path / "weights.safetensors")
     whole: dict[str, Any] = dict(model.state_dict(keep_vars=True))
     assert loading.misfits(whole, reader.layout()) == []
     cluster = Cluster(setup, has_labels=True)
@@ -50,13 +49,9 @@ def test_n10_tied_weights_begin_as_load_state_dict_has_them(
         assert all(torch.equal(copy, copies[0]) for copy in copies)
 
 
-def _as_port(port: Any) -> Any:
-    return port
-
-
 def test_a_weight_of_which_no_name_is_in_the_file_is_named(tmp_path: Path) -> None:
     model = make_setup("parameter", 1).build()  # type: ignore[union-attr]
     state = {key: value for key, value in model.state_dict().items() if key not in ("wte.weight", "lm_head.weight")}
     save_file(state, tmp_path / "weights.safetensors")
-    layout = WeightsReader(_as_port(FilePort(tmp_path / "weights.safetensors"))).layout()
-    assert loading.misfits(model.state_dict(keep_vars=True), layout) == ["the file has no wte.weight, lm_head.weight"]
+    layout = reader_of(tmp_path / "weights.safetensors").layout()
+    assert loading.misfits(model.state_dict(keep_vars=True), layout) == ["it has no wte.weight, lm_head.weight"]
