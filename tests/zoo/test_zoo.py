@@ -11,11 +11,11 @@ import torch
 from pipesvc.core import schedules
 from pipesvc.errors import PipesvcError
 from tests.unit.executor.network import train
+from tests.unit.executor.owners import OWNERS
 from tests.zoo.pairwise import Row, pairs_of, pairwise
 from tests.zoo.table import HUB, OWN, ZOO
 from tests.zoo.training import (
     MICRO_BATCHES,
-    OWNERS,
     SCHEDULES,
     STAGES,
     batches_of,

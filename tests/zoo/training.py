@@ -17,6 +17,7 @@ from pipesvc.model.skeleton import build_module
 from tests.unit.executor import module_network, network
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.network import Batch, JobSetup, PlainRun, Setup
+from tests.unit.executor.owners import OWNERS, owners_of
 from tests.zoo.table import ZOO
 
 STAGES = (2, 3, 4)
@@ -25,14 +26,6 @@ MICRO_BATCHES = (1, 2, 3, 8)
 NUM_STEPS = 3
 # Rows and positions of the micro-batches of a step; both are uneven.
 SIZES = ((2, 5), (3, 4), (1, 6), (2, 5), (3, 4), (1, 6), (2, 5), (2, 3))
-# Workers of the stages, where a schedule is defined for several on each.
-OWNERS = {
-    ("Interleaved1F1B", 2): "aa",
-    ("Interleaved1F1B", 3): "aaa",
-    ("Interleaved1F1B", 4): "abab",
-    ("ZBV", 2): "aa",
-    ("ZBV", 4): "abba",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +52,7 @@ def setup_of(name: str, num_stages: int, schedule: str) -> JobSetup:
         "loss": case.loss,
         "make_optimizer": case.optimizer,
         "schedule": schedule,
-        "owners": list(OWNERS.get((schedule, num_stages), "")),
+        "owners": owners_of(schedule, num_stages),
         "clip_norm": 1.0,
     }
     if case.is_chain:

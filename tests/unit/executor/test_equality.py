@@ -25,6 +25,7 @@ from tests.unit.executor.network import (
     train_both,
     train_plain,
 )
+from tests.unit.executor.owners import owners_of
 
 NUM_STEPS = 10
 OPTIMIZERS = {
@@ -94,16 +95,13 @@ def test_several_stages_on_one_worker(owners: list[str], schedule: str) -> None:
     train_both(setup, make_batches(4))
 
 
-HOMES = {"Interleaved1F1B": ["a", "b", "a", "b"], "ZBV": ["a", "b", "b", "a"]}
-
-
 @pytest.mark.parametrize("num_micro_batches", [1, 2, 3, 8])
-@pytest.mark.parametrize("schedule", HOMES)
+@pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBV"])
 def test_two_stages_on_each_worker_by_schedule(schedule: str, num_micro_batches: int) -> None:
     setup = Setup(
         make_layers=make_layers,
         cuts=(1, 2, 4),
-        owners=HOMES[schedule],
+        owners=owners_of(schedule, 4),
         loss=cross_entropy,
         schedule=schedule,
         clip_norm=0.1,
@@ -116,7 +114,7 @@ def test_f10_window_of_one_parcel_completes(schedule: str) -> None:
     setup = Setup(
         make_layers=make_layers,
         cuts=(1, 2, 4),
-        owners=HOMES.get(schedule, ()),
+        owners=owners_of(schedule, 4),
         loss=cross_entropy,
         schedule=schedule,
         window=1,

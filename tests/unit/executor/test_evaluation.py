@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,15 +35,6 @@ from tests.unit.executor.test_modules import make_setup
 
 # What the reports of a test have said of its metrics.
 WARNINGS: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    WARNINGS.clear()
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def noisy_layers() -> list[nn.Module]:

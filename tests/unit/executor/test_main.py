@@ -56,7 +56,7 @@ def make_plan(owners: list[str], bounds: list[int]) -> Plan:
 
 def make_assignment(job: job_pb2.JobSpec, plan: Plan, worker: str) -> local_pb2.Assignment:
     return local_pb2.Assignment(
-        run_id="run-1", job=job, plan_json=plan.to_json(), worker=worker, host="host-1", num_threads=1
+        run_id="run-1", job=job, plan_json=plan.to_json(), worker=worker, host="host-1", num_threads=2
     )
 
 
@@ -67,13 +67,6 @@ def port() -> Iterator[MemoryPort]:
     network.ports |= {0: made, 1: made}
     yield made
     network.close()
-
-
-@pytest.fixture(autouse=True)
-def same_threads() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def test_a_run_from_assignment_to_stop(port: MemoryPort) -> None:
@@ -97,7 +90,7 @@ def test_a_run_from_assignment_to_stop(port: MemoryPort) -> None:
         ("2.bias", 8),
     ]
     assert torch.__version__ in ready.fingerprint
-    assert "1 threads" in ready.fingerprint
+    assert "2 threads" in ready.fingerprint
 
 
 @pytest.mark.parametrize("worker", ["a", "b"])

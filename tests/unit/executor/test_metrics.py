@@ -14,12 +14,14 @@ from tests.unit.executor.test_evaluation import (
     WARNINGS,
     MeasuringSetup,
     noisy_layers,
-    one_thread,
     random_batches,
     train_with_evaluations,
 )
 
-__all__ = ["one_thread"]  # for each test here too
+
+@pytest.fixture(autouse=True)
+def no_warnings_before() -> None:
+    WARNINGS.clear()
 
 
 def fails_late(outputs: Tensor, labels: Tensor) -> float:

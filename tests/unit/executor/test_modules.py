@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,7 @@ from pipesvc.rpc.v1 import local_pb2
 from tests.unit.executor import modules
 from tests.unit.executor.module_network import ModuleSetup, train_both, train_plain
 from tests.unit.executor.network import Batch, Cluster, train
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tests.unit.executor.owners import owners_of
 
 
 @dataclass(frozen=True)
@@ -36,10 +29,6 @@ CASES = {
     "language": Case(modules.Language, modules.token_loss, modules.sentences),
     "unet": Case(modules.UNet, modules.picture_loss, modules.images),
     "towers": Case(modules.Towers, modules.pair_loss, modules.pairs),
-}
-OWNERS = {
-    "Interleaved1F1B": {2: "aa", 3: "aaa", 4: "abab"},
-    "ZBV": {2: "aa", 4: "abba"},
 }
 
 
@@ -62,15 +51,14 @@ def make_setup(name: str, num_stages: int, **options: Any) -> ModuleSetup:
 def test_a23_every_partition_and_schedule_has_the_bits_of_one_process(
     name: str, num_stages: int, schedule: str
 ) -> None:
-    owners: Sequence[str] = OWNERS.get(schedule, {}).get(num_stages, "")
-    setup = make_setup(name, num_stages, schedule=schedule, owners=list(owners))
+    setup = make_setup(name, num_stages, schedule=schedule, owners=owners_of(schedule, num_stages))
     train_both(setup, CASES[name].batches(4))
 
 
 @pytest.mark.parametrize("schedule", ["ZBH1", "ZBV"])
 @pytest.mark.parametrize("name", CASES)
 def test_zero_bubble_schedules_too(name: str, schedule: str) -> None:
-    setup = make_setup(name, 4, schedule=schedule, owners=list(OWNERS.get(schedule, {}).get(4, "")))
+    setup = make_setup(name, 4, schedule=schedule, owners=owners_of(schedule, 4))
     train_both(setup, CASES[name].batches(8))
 
 

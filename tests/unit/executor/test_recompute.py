@@ -13,16 +13,17 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import spectral_norm as old_spectral_norm
 from torch.nn.utils.parametrizations import spectral_norm
 
+from pipesvc.core.schedules import SCHEDULE_NAMES
 from pipesvc.errors import PipesvcError
 from pipesvc.model.recompute import Recompute
 from tests.unit.executor import modules
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_both as train_module
 from tests.unit.executor.network import Batch, Setup, batch_of, train, train_both
+from tests.unit.executor.owners import owners_of
 
 NUM_MICRO_BATCHES = 4
 ALL = Recompute(is_all=True)
-OWNERS = {"naive": "", "GPipe": "", "1F1B": "", "ZBH1": "", "Interleaved1F1B": "abab", "ZBV": "abba"}
 
 
 class Counted(nn.Module):
@@ -60,7 +61,7 @@ def list_setup(schedule: str, recompute: Recompute, **options: Any) -> Setup:
     defaults: dict[str, Any] = {
         "make_layers": counted_layers,
         "cuts": (1, 2, 4),
-        "owners": list(OWNERS[schedule]),
+        "owners": owners_of(schedule, 4),
         "loss": cross_entropy,
         "schedule": schedule,
         "recompute": recompute,
@@ -69,7 +70,7 @@ def list_setup(schedule: str, recompute: Recompute, **options: Any) -> Setup:
 
 
 @pytest.mark.parametrize("recompute", [ALL, Recompute(patterns=("1", "3.norm", "3.b"))], ids=["all", "some"])
-@pytest.mark.parametrize("schedule", OWNERS)
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
 def test_n21_n22_lists_are_equal_with_and_without_recompute(schedule: str, recompute: Recompute) -> None:
     """BatchNorm's statistics and counter, a buffer that forward replaces, dropout, and a first operation in place."""
     cluster = train_both(list_setup(schedule, recompute), make_batches())
@@ -163,7 +164,7 @@ def module_setup(build: Any, parts: int, schedule: str, recompute: Recompute, ow
         sample=modules.sentences(NUM_MICRO_BATCHES)[0][0][0],
         parts=parts,
         schedule=schedule,
-        owners=list(owners or OWNERS[schedule])[:parts],
+        owners=list(owners) or owners_of(schedule, parts),
         make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
         recompute=recompute,
     )

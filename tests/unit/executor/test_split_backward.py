@@ -18,9 +18,10 @@ from tests.unit.executor import modules
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_both as train_module
 from tests.unit.executor.network import Cluster, JobSetup, Setup, batch_of, train, train_both
+from tests.unit.executor.owners import owners_of
 
 NUM_MICRO_BATCHES = 4
-OWNERS = {"ZBH1": "abcd", "ZBV": "abba"}
+SCHEDULES = ("ZBH1", "ZBV")
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def list_setup(schedule: str, **options: Any) -> Setup:
     defaults: dict[str, Any] = {
         "make_layers": make_layers,
         "cuts": (1, 2, 4),
-        "owners": list(OWNERS.get(schedule, "")),
+        "owners": owners_of(schedule, 4),
         "loss": cross_entropy,
         "schedule": schedule,
     }
@@ -67,13 +68,13 @@ def module_setup(build: Callable[[], nn.Module], parts: int, schedule: str) -> M
         sample=modules.sentences(NUM_MICRO_BATCHES)[0][0][0],
         parts=parts,
         schedule=schedule,
-        owners=list(OWNERS[schedule][:parts]) if parts > 1 else (),
+        owners=owners_of(schedule, parts),
         make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
         clip_norm=0.1,
     )
 
 
-@pytest.mark.parametrize("schedule", OWNERS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_layers_of_a_list_are_split_from_the_second_step_on(schedule: str, num_late: list[int]) -> None:
     """In the first step each stage compares with a whole backward."""
     train_both(list_setup(schedule), make_batches(3))
@@ -82,11 +83,8 @@ def test_layers_of_a_list_are_split_from_the_second_step_on(schedule: str, num_l
     assert sum(num_late[: 4 * NUM_MICRO_BATCHES]) == 0
 
 
-@pytest.mark.parametrize("schedule", OWNERS)
-@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize(("schedule", "parts"), [("ZBH1", 1), ("ZBH1", 4), ("ZBV", 4)])
 def test_modules_that_are_cut_by_replay_are_split_too(schedule: str, parts: int, num_late: list[int]) -> None:
-    if parts == 1 and schedule == "ZBV":
-        pytest.skip("ZBV has two stages on each worker")
     batches = modules.sentences(NUM_MICRO_BATCHES)
     train_module(module_setup(modules.Language, parts, schedule), batches)
     # The output projections of attentions are used without their modules.
@@ -119,7 +117,7 @@ def test_n06_a_reentrant_checkpoint_keeps_its_backward_whole(num_late: list[int]
     assert sum(num_late) > 0
 
 
-@pytest.mark.parametrize("schedule", OWNERS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_checkpoint_of_the_user_is_split(schedule: str, num_late: list[int]) -> None:
     train_both(list_setup(schedule, make_layers=lambda: [Remembering(False) for _ in range(5)]), make_batches(3))
     assert sum(num_late) == 2 * NUM_MICRO_BATCHES * 5 * 3
@@ -179,10 +177,10 @@ def test_n20_the_statistics_of_a_split_stage_count_micro_batches_once() -> None:
 
 
 def _setups() -> list[JobSetup]:
-    return [list_setup(schedule) for schedule in OWNERS]
+    return [list_setup(schedule) for schedule in SCHEDULES]
 
 
-@pytest.mark.parametrize("setup", _setups(), ids=list(OWNERS))
+@pytest.mark.parametrize("setup", _setups(), ids=SCHEDULES)
 def test_a_micro_batch_that_is_all_masked_leaves_w_nothing(setup: Setup, num_late: list[int]) -> None:
     inputs, labels, _ = make_batches(1)[0]
     batches = [

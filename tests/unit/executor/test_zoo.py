@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,14 +18,6 @@ from tests.unit.model.replay_zoo import ZOO, Case, Noisy, loss_of, rows, sequenc
 
 CASES = {**ZOO, "checkpointed": Case(Checkpointed, sequences), "noisy": Case(Noisy, rows)}
 SIZES = ((2, 5), (3, 3), (2, 5), (5, 4))  # rows and positions of four micro-batches
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def by_name(case: Case, size: tuple[int, int]) -> dict[str, Any]:
