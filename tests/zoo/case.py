@@ -1,4 +1,4 @@
-"""What the zoo knows of a model: how it is built, what a micro-batch of it is, and what its numbers are held to."""
+"""What the zoo knows of a model: how it is built, what a micro-batch of it is, and how it is trained."""
 
 from __future__ import annotations
 
@@ -47,10 +47,6 @@ class Case:
     optimizer: MakeOptimizer = adam
     is_chain: bool = False
     """A list of layers, which is run without replay."""
-    tolerance: float = 0.0
-    """Of losses and weights, absolute. 0: the bits."""
-    why: str = ""
-    """Why bits differ."""
 
 
 def ids(b: int, t: int, vocabulary: int) -> Tensor:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.zoo.offline import offline
 from tests.zoo.torchvision_absent import absent_torchvision
 
-with absent_torchvision():
+with offline(), absent_torchvision():
     import timm
     from timm.models._efficientnet_builder import decode_arch_def
     from timm.models.efficientnet import EfficientNet

@@ -6,26 +6,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    DistilBertConfig,
-    DistilBertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from tests.zoo.case import ids
+from tests.zoo.offline import offline
+
+with offline():
+    from transformers import (
+        BertConfig,
+        BertForSequenceClassification,
+        DistilBertConfig,
+        DistilBertForMaskedLM,
+        GPT2Config,
+        GPT2LMHeadModel,
+        GPTNeoXConfig,
+        GPTNeoXForCausalLM,
+        LlamaConfig,
+        LlamaForCausalLM,
+        MixtralConfig,
+        MixtralForCausalLM,
+        OPTConfig,
+        OPTForCausalLM,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
 
 V, D, H = 64, 16, 2  # vocabulary, width, heads
 

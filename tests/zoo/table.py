@@ -1,4 +1,4 @@
-"""The zoo: a line for each model. Bits are those of the plain loop, but where a line states a tolerance."""
+"""The zoo: a line for each model. Its losses and weights have the bits of the plain loop."""
 
 from __future__ import annotations
 

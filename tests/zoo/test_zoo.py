@@ -38,18 +38,12 @@ ROWS = pairwise(VALUES, is_possible)
 def test_a23_losses_and_weights_are_those_of_the_plain_loop(
     name: str, schedule: str, num_stages: int, num_micro_batches: int
 ) -> None:
-    case = ZOO[name]
     cluster = train(setup_of(name, num_stages, schedule), batches_of(name, num_micro_batches))
     losses, plain = plain_run(name, num_micro_batches)
     found = cluster.state()
     assert found.keys() >= plain.keys()
-    if not case.tolerance:
-        assert cluster.losses == losses
-        assert [key for key in plain if not torch.equal(found[key], plain[key])] == []
-    else:
-        assert cluster.losses == pytest.approx(losses, abs=case.tolerance)
-        for key, value in plain.items():
-            torch.testing.assert_close(found[key], value, rtol=0, atol=case.tolerance)
+    assert cluster.losses == losses
+    assert [key for key in plain if not torch.equal(found[key], plain[key])] == []
 
 
 def test_training_changes_losses() -> None:
@@ -68,7 +62,6 @@ def test_every_pair_that_can_occur_does() -> None:
 def test_the_zoo_is_large_enough() -> None:
     assert len(ZOO) >= 25
     assert not OWN.keys() & HUB.keys()
-    assert all(bool(case.tolerance) == bool(case.why) for case in ZOO.values())
 
 
 def test_what_no_schedule_has_is_left_out_and_nothing_else() -> None:
