@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from pipesvc.core.flow import check_ends
-from pipesvc.errors import PipesvcError
 from tests.unit.executor.module_network import ModuleSetup, train_both
 from tests.unit.executor.network import Batch
 from tests.unit.model.replay_language import Checkpointed
@@ -39,15 +38,9 @@ def test_every_partition_has_the_bits_of_one_process(name: str) -> None:
     batch: Batch = ([by_name(case, size) for size in SIZES], None, [float(rows) for rows, _ in SIZES])
     sample = by_name(case, (4, 3))
     whole = ModuleSetup(build=case.build, sample=sample, parts=1, loss=loss_of)
-    num_tried = 0
     for ends in cuts_of(whole):
-        try:
-            check_ends(whole.flow, ends)
-        except PipesvcError:
-            continue
+        check_ends(whole.flow, ends)  # every place can be cut
         setup = ModuleSetup(
             build=case.build, sample=sample, parts=len(ends), ends=ends, loss=loss_of, clip_norm=0.1, schedule="1F1B"
         )
         train_both(setup, [batch] * 2)
-        num_tried += 1
-    assert num_tried

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pipesvc.core.flow import Flow, check_ends
-from pipesvc.errors import PipesvcError
 from pipesvc.model.replay import nest
 from pipesvc.model.replay.record import record
 from pipesvc.model.skeleton import build_module
@@ -59,8 +58,5 @@ def test_every_partition_has_the_bits_of_the_plain_module(name: str) -> None:
     all_ends: list[Sequence[int]] = [even_ends(flow, num_stages) for num_stages in (1, 2, 3, 4)]
     all_ends += [(end, len(flow.units)) for end in range(1, len(flow.units))]
     for ends in all_ends:
-        try:
-            check_ends(flow, ends)
-        except PipesvcError:
-            continue
+        check_ends(flow, ends)  # every place can be cut
         assert_same(Pipeline(case.build, flow, ends).step(batches, loss_of), expected)

@@ -99,11 +99,12 @@ def test_units_come_in_the_order_of_their_first_call_with_their_sizes() -> None:
 
 
 def test_a_long_skip_is_one_value_with_its_users() -> None:
+    """What follows a unit is its own too, so the joined inputs of up2 and up1 are made behind mid and up2."""
     flow = flow_of("unet")
     skips = [(value.producer, value.users) for value in flow.values if max(value.users) > value.producer + 1]
-    assert skips == [(0, (3,)), (1, (2,))] or (0, (3,)) in skips
+    assert skips == [(0, (3,))]
     keys = transfers(flow, (1, 2, 3, 6))
-    assert len(keys[0, 3]) == 1
+    assert {stages: len(each) for stages, each in keys.items()} == {(0, 1): 1, (0, 3): 1, (1, 2): 2, (2, 3): 1}
 
 
 def test_n08_integers_that_cross_want_no_gradient() -> None:

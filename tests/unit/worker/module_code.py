@@ -52,6 +52,24 @@ class Narrow(Skip):
         self.last = nn.Linear(5, 2)
 
 
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.two(self.one(x))
+        return out
+
+
+class Nested(Skip):
+    """The last unit has parts of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = Two()  # type: ignore[assignment]
+
+
 def loss(output: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.mse_loss(output, labels)
 

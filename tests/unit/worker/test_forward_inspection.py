@@ -24,6 +24,7 @@ from tests.unit.worker import module_code
 
 CODE = "tests.unit.worker.module_code"
 UNITS = ["first", "blocks.0", "blocks.1", "last"]
+PARTS = [*UNITS[:3], "last.one", "last.two"]
 
 
 def make_job(model: str = "Skip", source: str = "rows", **strategy: Any) -> job_pb2.JobSpec:
@@ -88,8 +89,9 @@ def test_the_inputs_of_a_flow_are_in_the_order_of_the_batch(port: MemoryPort) ->
 
 
 def test_boundaries_by_name_open_what_encloses_them(port: MemoryPort) -> None:
-    found = inspected(port, make_job(boundary_names=["blocks.1"]))
-    assert names(found) == UNITS
+    assert names(inspected(port, make_job("Nested"))) == UNITS
+    found = inspected(port, make_job("Nested", boundary_names=["blocks.1", "last.two"]))
+    assert names(found) == PARTS
 
 
 def test_a_list_has_layers_and_no_flow(port: MemoryPort) -> None:
@@ -183,9 +185,11 @@ def test_a_source_that_takes_too_long_is_given_up_with_the_reason(port: MemoryPo
     assert "none came within 0.05 s" in seen[0].no_flow.message
 
 
-def test_what_is_recomputed_as_one_is_not_cut(port: MemoryPort) -> None:
-    found = inspected(port, make_job(recompute_patterns=["blocks.*"]))
-    assert from_json(found.flow_json).joined == ()
+@pytest.mark.parametrize(("pattern", "joined"), [("last", [(3, 4)]), ("last.*", [])])
+def test_what_is_recomputed_as_one_is_not_cut(port: MemoryPort, pattern: str, joined: list[tuple[int, int]]) -> None:
+    found = inspected(port, make_job("Nested", boundary_names=["last.two"], recompute_patterns=[pattern]))
+    flow = from_json(found.flow_json)
+    assert [(each.first, each.last) for each in flow.joined] == joined
 
 
 def test_a_pattern_that_matches_nothing_is_refused(port: MemoryPort) -> None:
