@@ -125,8 +125,3 @@ def pairs(num_rows: int = 40) -> Iterator[tuple[tuple[Tensor, Tensor], Tensor]]:
     for _ in range(num_rows):
         row = torch.randn(WIDTH, generator=generator)
         yield (row, torch.randn(WIDTH, generator=generator)), row[:NUM_CLASSES].argmax()
-
-
-def one_block() -> nn.Sequential:
-    """Two layers that compile fast."""
-    return nn.Sequential(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()), nn.Linear(WIDTH, NUM_CLASSES))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import pipesvc
 from pipesvc.errors import ErrorCode, PipesvcError
-from tests.integration import forwards, module_jobs
-from tests.integration.test_module_refusals import make_job as make_small_job
+from tests.integration import counted, jobs, module_jobs
 from tests.integration.test_modules import assert_equal, make_job, truth
-from tests.integration.test_numbers import assert_equal as assert_equal_layers
 from tests.integration.test_numbers import make_job as make_layers_job
-from tests.integration.test_numbers import plain_run
 
 
 @pytest.mark.parametrize("recompute", [False, True, ("blocks.*.feed", "head")])
@@ -25,31 +25,56 @@ def test_n25_a_recomputed_module_with_split_backwards(
     assert_equal(cluster.submit(make_job(strategy=strategy)), truth(), module_jobs.Skipping)
 
 
-def test_recomputed_layers(cluster: pipesvc.Client) -> None:
-    job = make_layers_job(optimizer="AdamW", clip_norm=0.1)
-    run = cluster.submit(replace(job, strategy=replace(job.strategy, recompute=True)))
-    assert_equal_layers(run, plain_run(optimizer="AdamW", clip_norm=0.1))
+NUM_STEPS, MICRO_BATCHES = 3, 4
 
 
-def test_a_module_that_holds_units_is_recomputed_where_it_is_not_cut(cluster: pipesvc.Client) -> None:
-    weights = []
-    for recompute in (False, ("tower",)):
-        strategy = pipesvc.Strategy(boundaries=("head",), micro_batches=4, recompute=recompute)
-        run = cluster.submit(make_small_job(forwards.Towering, strategy=strategy))
-        run.wait()
-        weights.append(run.state_dict())
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+def counted_runs(
+    cluster: pipesvc.Client, tmp_path: Path, model: Callable[..., Any], plain: pipesvc.Strategy, way: pipesvc.Strategy
+) -> tuple[list[pipesvc.Run], list[int]]:
+    """The plain run and the other one, and how many forwards left a trace in each."""
+    runs, counts = [], []
+    for index, strategy in enumerate((plain, way)):
+        path = str(tmp_path / str(index))
+        data = pipesvc.DataSource(pipesvc.Call(jobs.samples, num_rows=8 * NUM_STEPS), batch_size=8)
+        runs.append(cluster.submit(make_job(pipesvc.Call(model, path=path), data=data, strategy=strategy)))
+        runs[-1].wait()
+        counts.append(counted.num_forwards(path))
+    return runs, counts
 
 
-def test_compiled_layers_agree_to_rounding(cluster: pipesvc.Client) -> None:
+@pytest.mark.parametrize(
+    ("model", "recompute", "boundaries", "num_again"),
+    [
+        (counted.layers, True, ("1",), 2),
+        (counted.layers, ("1",), ("1",), 1),
+        (counted.Towering, True, ("tower.blocks.1",), 3),
+        (counted.Towering, ("tower",), ("head",), 3),
+    ],
+    ids=["list", "layer", "units", "what holds units"],
+)
+def test_what_is_recomputed_runs_again_and_gives_the_same_numbers(
+    cluster: pipesvc.Client,
+    tmp_path: Path,
+    model: Callable[..., Any],
+    recompute: bool | tuple[str, ...],
+    boundaries: tuple[str, ...],
+    num_again: int,
+) -> None:
+    plain = pipesvc.Strategy(micro_batches=MICRO_BATCHES, boundaries=boundaries)
+    runs, counts = counted_runs(cluster, tmp_path, model, plain, replace(plain, recompute=recompute))
+    assert runs[0].losses() == runs[1].losses()
+    weights = [run.state_dict() for run in runs]
+    assert weights[0].keys() == weights[1].keys()
+    assert [name for name, value in weights[0].items() if not torch.equal(value, weights[1][name])] == []
+    assert counts[1] - counts[0] == num_again * NUM_STEPS * MICRO_BATCHES
+
+
+def test_compiled_layers_agree_to_rounding(cluster: pipesvc.Client, tmp_path: Path) -> None:
     """Compiled kernels add in another order. One stage, since every process that compiles takes its time."""
-    job = make_layers_job(rows=24, pipeline=False)
-    job = replace(job, model=pipesvc.Call(module_jobs.one_block), strategy=replace(job.strategy, compile=True))
-    plain = cluster.submit(replace(job, strategy=replace(job.strategy, compile=False)))
-    plain.wait()
-    compiled = cluster.submit(job)
-    compiled.wait()
-    assert compiled.losses() == pytest.approx(plain.losses(), rel=1e-5)
+    plain = pipesvc.Strategy(pipeline=False, micro_batches=MICRO_BATCHES)
+    runs, counts = counted_runs(cluster, tmp_path, counted.layers, plain, replace(plain, compile=True))
+    assert runs[1].losses() == pytest.approx(runs[0].losses(), rel=1e-5)
+    assert counts[0] - counts[1] == 2 * NUM_STEPS * MICRO_BATCHES
 
 
 def test_a_pattern_that_matches_nothing_in_a_list_is_refused_at_submit(cluster: pipesvc.Client) -> None:
