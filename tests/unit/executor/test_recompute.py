@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_both as train_module
 from tests.unit.executor.network import Batch, Setup, batch_of, train, train_both
 from tests.unit.executor.owners import owners_of
+from tests.unit.model.replay_language import Block
 
 NUM_MICRO_BATCHES = 4
 ALL = Recompute(is_all=True)
@@ -80,6 +82,7 @@ def test_n21_n22_lists_are_equal_with_and_without_recompute(schedule: str, recom
 @pytest.mark.parametrize("num_micro_batches", [1, 2, 4])
 @pytest.mark.parametrize("recompute", [Recompute(), ALL], ids=["without", "with"])
 def test_n20_n21_batch_norm_counts_micro_batches(num_micro_batches: int, recompute: Recompute) -> None:
+    torch.manual_seed(3)
     batches = [batch_of(torch.randn(8, 6), torch.arange(8) % 4, 8, num_micro_batches)]
     cluster = train_both(list_setup("1F1B", recompute), batches)
     assert int(cluster.state()["1.norm.num_batches_tracked"]) == num_micro_batches
@@ -131,6 +134,7 @@ class First(nn.Module):
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "ZBH1"])
 def test_n25_a_mask_that_is_passed_through_recomputed_layers(schedule: str) -> None:
     mask = (torch.arange(12) % 3 > 0).float()[:, None].expand(12, 6).contiguous()
+    torch.manual_seed(3)
     batches = [batch_of((torch.randn(12, 6), mask), None, 12, NUM_MICRO_BATCHES) for _ in range(3)]
     setup = list_setup(
         schedule, ALL, make_layers=lambda: [Masked(), Masked(), Masked(), First()], cuts=(1, 2), owners=(), loss=None
@@ -138,23 +142,64 @@ def test_n25_a_mask_that_is_passed_through_recomputed_layers(schedule: str) -> N
     train_both(setup, batches)
 
 
-@pytest.mark.parametrize(
-    "recompute", [ALL, Recompute(patterns=("h.*",)), Recompute(patterns=("h.?.feed", "*.attention"))], ids=str
-)
+# What runs again of a micro-batch: forwards of blocks, of their attentions, and of all LayerNorms.
+ALL_PARTS = (ALL, (4, 4, 9))
+BLOCKS = (Recompute(patterns=("h.*",)), (4, 4, 8))
+INSIDE_BLOCKS = (Recompute(patterns=("h.?.feed", "*.attention")), (0, 4, 4))
+SOME_PARTS = (Recompute(patterns=("h.1", "ln_f")), (1, 1, 3))
+KINDS: tuple[type[nn.Module], ...] = (Block, nn.MultiheadAttention, nn.LayerNorm)
+
+
+@pytest.fixture
+def forwards(monkeypatch: pytest.MonkeyPatch) -> Counter[type[nn.Module]]:
+    """By kind, those on values and with gradients."""
+    counts: Counter[type[nn.Module]] = Counter()
+
+    def watch(kind: type[nn.Module]) -> None:
+        forward = kind.forward
+
+        def counted(module: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            counts[kind] += type(x) is Tensor and not x.is_meta
+            return forward(module, x, *args, **kwargs)
+
+        monkeypatch.setattr(kind, "forward", counted)
+
+    for kind in KINDS:
+        watch(kind)
+    return counts
+
+
+def train_counted(
+    setup: ModuleSetup, batches: Sequence[Batch], forwards: Counter[type[nn.Module]], again: tuple[int, ...]
+) -> None:
+    """The network and the plain loop call each module once for a micro-batch, but for what runs `again`."""
+    train_module(setup, batches)
+    total = NUM_MICRO_BATCHES * len(batches)
+    called = [2 * number + more for number, more in zip((4, 4, 9), again, strict=True)]
+    assert [forwards[kind] for kind in KINDS] == [total * number for number in called]
+
+
+@pytest.mark.parametrize(("recompute", "again"), [ALL_PARTS, BLOCKS, INSIDE_BLOCKS], ids=["all", "blocks", "inside"])
 @pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "ZBV"])
-def test_n25_modules_that_are_cut_by_replay_are_equal_too(schedule: str, recompute: Recompute) -> None:
-    train_module(module_setup(modules.Language, 4, schedule, recompute), modules.sentences(NUM_MICRO_BATCHES))
+def test_n25_modules_that_are_cut_by_replay_are_equal_too(
+    schedule: str, recompute: Recompute, again: tuple[int, ...], forwards: Counter[type[nn.Module]]
+) -> None:
+    setup = module_setup(modules.Language, 4, schedule, recompute)
+    train_counted(setup, modules.sentences(NUM_MICRO_BATCHES), forwards, again)
 
 
-@pytest.mark.parametrize("recompute", [ALL, Recompute(patterns=("h.1", "lm_head"))], ids=str)
+@pytest.mark.parametrize(("recompute", "again"), [ALL_PARTS, SOME_PARTS], ids=["all", "some"])
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
-def test_and_modules_of_one_stage(schedule: str, recompute: Recompute) -> None:
-    train_module(module_setup(modules.Language, 1, schedule, recompute), modules.sentences(NUM_MICRO_BATCHES))
+def test_and_modules_of_one_stage(
+    schedule: str, recompute: Recompute, again: tuple[int, ...], forwards: Counter[type[nn.Module]]
+) -> None:
+    setup = module_setup(modules.Language, 1, schedule, recompute)
+    train_counted(setup, modules.sentences(NUM_MICRO_BATCHES), forwards, again)
 
 
-def test_stages_of_one_worker_recompute_their_own_units() -> None:
-    batches = modules.sentences(NUM_MICRO_BATCHES)
-    train_module(module_setup(modules.Language, 4, "1F1B", ALL, owners="abba"), batches)
+def test_stages_of_one_worker_recompute_their_own_units(forwards: Counter[type[nn.Module]]) -> None:
+    setup = module_setup(modules.Language, 4, "1F1B", ALL, owners="abba")
+    train_counted(setup, modules.sentences(NUM_MICRO_BATCHES), forwards, ALL_PARTS[1])
 
 
 def module_setup(build: Any, parts: int, schedule: str, recompute: Recompute, owners: str = "") -> ModuleSetup:
