@@ -11,7 +11,8 @@ import pipesvc
 from pipesvc.client.plan_file import plan_file_text, read_plan
 from pipesvc.client.plan_view import plan_text
 from tests.integration import module_jobs
-from tests.integration.test_modules import assert_equal, make_job, truth
+from tests.integration.comparisons import assert_equal
+from tests.integration.test_modules import make_job, truth
 
 UNITS = ["words", "blocks.0", "blocks.1", "blocks.2", "norm", "head"]
 
@@ -33,18 +34,18 @@ def test_a_module_with_a_skip_is_measured_planned_and_trained(cluster: pipesvc.C
     assert "a step predicted" in shown
     assert "chosen: Layers by 'auto'" in shown
     run = cluster.submit(asked)
-    assert_equal(run, truth(), module_jobs.Skipping)
+    assert_equal(run, truth())
     assert [stage.layer_names for stage in run.plan().stages] == [s.layer_names for s in planned.plan.stages]
     (tmp_path / "plan.json").write_text(plan_file_text(planned.strategy, planned.report))
     again = cluster.submit(make_job(strategy=read_plan(tmp_path / "plan.json")), is_planned=True)
-    assert_equal(again, truth(), module_jobs.Skipping)
+    assert_equal(again, truth())
 
 
 def test_what_goes_over_each_way_is_predicted_to_the_byte(cluster: pipesvc.Client) -> None:
     """The embedding goes straight from stage 0 to stage 2, and so does its gradient back."""
     asked = job(boundaries=("blocks.1", "blocks.2"))
     run = cluster.submit(asked)
-    assert_equal(run, truth(), module_jobs.Skipping)
+    assert_equal(run, truth())
     lines = {(line.where, line.what): line for line in cluster.compare(asked, run.run_id)}
     links = [where for where, _ in lines if where.startswith("link") and where.endswith(("activation", "gradient"))]
     assert {"link 0>2/activation", "link 2>0/gradient"} <= set(links)
@@ -64,10 +65,12 @@ def test_tied_weights_are_counted_at_each_holder_and_their_gradients_on_their_wa
     assert copies > 0
     assert held - copies == sum(each.nbytes for each in module_jobs.Tied().parameters())
     run = cluster.submit(asked)
-    assert_equal(run, truth(module_jobs.Tied), module_jobs.Tied)
+    assert_equal(run, truth(module_jobs.Tied))
     lines = {(line.where, line.what): line for line in cluster.compare(asked, run.run_id)}
-    gradients = [line for (where, _), line in lines.items() if where.endswith("/gradient")]
-    assert [line.predicted for line in gradients] == [line.measured for line in gradients]
+    gradients = {where: line for (where, _), line in lines.items() if where.endswith("/gradient")}
+    # The head's goes to the embedding for each of the four micro-batches.
+    assert (gradients["link 2>0/gradient"].predicted or 0) >= 4 * module_jobs.Tied().head.weight.nbytes
+    assert [where for where, line in gradients.items() if line.predicted != line.measured] == []
 
 
 def test_guards_keep_their_units_and_the_places_are_found(cluster: pipesvc.Client) -> None:

@@ -10,6 +10,7 @@ import torch
 
 import pipesvc
 from tests.integration import jobs, plain
+from tests.integration.comparisons import assert_equal
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD": (torch.optim.SGD, {"lr": 0.1}),
@@ -62,15 +63,6 @@ def plain_run(
         epochs=epochs,
         seed=7,
     )
-
-
-def assert_equal(run: pipesvc.Run, truth: plain.PlainRun) -> None:
-    run.wait()
-    assert run.losses() == truth.losses
-    weights = run.state_dict()
-    assert weights.keys() == truth.weights.keys()
-    for name, value in truth.weights.items():
-        assert torch.equal(weights[name], value), f"{name} differs"
 
 
 @pytest.mark.parametrize(

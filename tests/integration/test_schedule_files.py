@@ -11,7 +11,8 @@ import pipesvc
 from pipesvc.core import schedule_csv
 from pipesvc.core.schedules import SCHEDULE_NAMES, homes, worker_actions
 from tests import torch_tables
-from tests.integration.test_numbers import assert_equal, make_job, plain_run
+from tests.integration.comparisons import assert_equal
+from tests.integration.test_numbers import make_job, plain_run
 
 
 @pytest.mark.parametrize("name", torch_tables.NAMES)

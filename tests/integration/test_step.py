@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 import pipesvc
-from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.errors import ErrorCode
 from tests.integration import jobs, module_jobs, plain
+from tests.integration.comparisons import assert_equal, refusal
+from tests.update_rules import halved, no_decay_for_vectors
 
 
 def make_job(**changes: Any) -> pipesvc.Job:
@@ -33,24 +34,6 @@ def make_loop(**changes: Any) -> plain.PlainLoop:
         "make_optimizers": lambda model: [torch.optim.SGD(model.parameters(), lr=0.1)],
     }
     return plain.PlainLoop(**(options | changes))
-
-
-def assert_equal(run: pipesvc.Run, truth: plain.PlainRun) -> None:
-    run.wait()
-    assert run.losses() == truth.losses
-    weights = run.state_dict()
-    assert weights.keys() == truth.weights.keys()
-    assert [name for name, value in truth.weights.items() if not torch.equal(weights[name], value)] == []
-
-
-def refusal(cluster: pipesvc.Client, job: pipesvc.Job) -> PipesvcError:
-    with pytest.raises(PipesvcError) as caught:
-        cluster.submit(job)
-    return caught.value
-
-
-def no_decay_for_vectors(name: str, parameter: nn.Parameter) -> dict[str, Any]:
-    return {"weight_decay": 0.0} if parameter.ndim == 1 else {}
 
 
 def by_rank(model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -85,10 +68,6 @@ def test_parameter_groups_of_a_module_by_a_function(cluster: pipesvc.Client) -> 
         call=lambda model, inputs: model(**inputs),
     ).run()
     assert_equal(run, truth)
-
-
-def halved(epoch: int) -> float:
-    return 0.5**epoch
 
 
 def test_schedulers_by_step_and_by_epoch(cluster: pipesvc.Client) -> None:

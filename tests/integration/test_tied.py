@@ -11,7 +11,8 @@ from torch.nn.functional import cross_entropy
 
 import pipesvc
 from tests.integration import jobs, module_jobs, plain
-from tests.integration.test_modules import assert_equal, make_job, truth
+from tests.integration.comparisons import assert_equal
+from tests.integration.test_modules import make_job, truth
 
 ADAM = pipesvc.Optimizer(torch.optim.Adam, lr=0.01)
 
@@ -21,7 +22,7 @@ ADAM = pipesvc.Optimizer(torch.optim.Adam, lr=0.01)
 def test_n10_a_module_with_a_tied_head(cluster: pipesvc.Client, num_stages: int, schedule: str) -> None:
     strategy = pipesvc.Strategy(micro_batches=4, num_stages=num_stages, schedule=schedule)
     run = cluster.submit(make_job(module_jobs.Tied, strategy=strategy))
-    assert_equal(run, truth(module_jobs.Tied), module_jobs.Tied)
+    assert_equal(run, truth(module_jobs.Tied))
     ties = {tie.name: tie.stages for tie in run.plan().ties}
     assert ties["head.weight"] == (0, num_stages - 1)  # its first name: the head is registered before the words
     assert ties["blocks.0.back.weight"][0] == 0
@@ -34,9 +35,7 @@ def test_stages_of_two_workers_that_take_turns(cluster: pipesvc.Client) -> None:
         schedule="ZBV",
         placement={f"stage:{index}": f"worker-{worker}" for index, worker in enumerate((0, 1, 1, 0))},
     )
-    assert_equal(
-        cluster.submit(make_job(module_jobs.Tied, strategy=strategy)), truth(module_jobs.Tied), module_jobs.Tied
-    )
+    assert_equal(cluster.submit(make_job(module_jobs.Tied, strategy=strategy)), truth(module_jobs.Tied))
 
 
 @pytest.mark.parametrize("boundaries", [(4,), (3, 6)])
@@ -52,7 +51,7 @@ def test_n10_a_list_with_tied_layers(cluster: pipesvc.Client, boundaries: tuple[
             seed=7,
         )
     )
-    assert_equal(run, _truth_of_list(), jobs.tied)
+    assert_equal(run, _truth_of_list())
     assert [tie.name for tie in run.plan().ties] == ["0.weight", "2.weight", "2.bias"]
 
 

@@ -16,6 +16,7 @@ import pipesvc
 from pipesvc.errors import ErrorCode, PipesvcError
 from tests.integration import module_jobs
 from tests.integration.test_modules import make_job
+from tests.update_rules import halved, no_decay_for_vectors
 
 
 class Drawing(module_jobs.Skipping):
@@ -114,14 +115,6 @@ def test_the_command_says_what_it_found(cluster: pipesvc.Client, state_dir: Path
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("the same: 2 steps on ")
-
-
-def no_decay_for_vectors(name: str, parameter: nn.Parameter) -> dict[str, float]:
-    return {"weight_decay": 0.0} if parameter.ndim == 1 else {}
-
-
-def halved(epoch: int) -> float:
-    return 0.5**epoch
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")  # of torch, where the first step is skipped

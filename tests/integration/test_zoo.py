@@ -12,6 +12,7 @@ import torch
 
 import pipesvc
 from tests.integration import plain, zoo_jobs
+from tests.integration.comparisons import assert_equal
 from tests.zoo import hub_images, hub_text, own_others, own_sequences
 
 
@@ -69,9 +70,5 @@ def test_a23_models_of_the_zoo_equal_the_plain_loop(cluster: pipesvc.Client, nam
         seed=7,
         call=lambda model, inputs: model(**inputs),
     )
-    run.wait()
-    assert run.losses() == expected.losses
-    weights = run.state_dict()
-    assert weights.keys() == expected.weights.keys()
-    assert [each for each in weights if not torch.equal(weights[each], expected.weights[each])] == []
+    assert_equal(run, expected)
     assert len(run.plan().stages) == case.num_stages

@@ -26,7 +26,8 @@ from tests.unit.executor import modules
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_both as train_both_modules
 from tests.unit.executor.network import Setup, train, train_both
-from tests.unit.executor.test_equality import CUTS, HOMES, OPTIMIZERS, make_batches, make_layers
+from tests.unit.executor.owners import owners_of
+from tests.unit.executor.test_equality import CUTS, OPTIMIZERS, make_batches, make_layers
 from tests.unit.executor.test_sparse import adamw, sgd, sparse_adam, sparse_layers, word_batches
 
 DTYPES = [torch.bfloat16, torch.float16]
@@ -163,7 +164,7 @@ def test_an_overflow_on_one_stage_skips_the_step_on_all(
     setup = Setup(
         make_layers=trapped_layers,
         cuts=(1, 2, 4),
-        owners=HOMES.get(schedule, ()),
+        owners=owners_of(schedule, 4),
         schedule=schedule,
         loss=cross_entropy,
         make_optimizer=OPTIMIZERS["adamw"],

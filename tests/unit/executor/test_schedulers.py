@@ -22,11 +22,7 @@ from tests.unit.executor.module_network import train_both as train_both_modules
 from tests.unit.executor.network import Setup, train, train_both
 from tests.unit.executor.test_equality import CUTS, OPTIMIZERS, make_batches, make_layers
 from tests.unit.executor.test_parameter_groups import PATTERNS, VARIANTS, by_hand
-
-
-def halved(epoch: int) -> float:
-    return 0.5**epoch
-
+from tests.update_rules import halved
 
 SCHEDULERS: dict[str, tuple[Callable[..., Any], bool]] = {
     "OneCycleLR": (partial(lr_scheduler.OneCycleLR, max_lr=[0.5, 0.2, 0.05], total_steps=10), False),
