@@ -7,26 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from pipesvc.net import tokens
 from tests.hosts.namespaces import ROOT, Host, Network
+from tests.waiting import LIMIT_S, until
 
 PORT: Final = 7700
 # The same on every host, as one would write it into a unit file: an address that leads astray meets a worker there too.
 DATA_PORT: Final = 7001
-LIMIT_S: Final = 90.0
-
-
-def until(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
-    """Wait for something that announces itself to nobody."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {limit_s:g} s"
-        time.sleep(0.05)
 
 
 class Started:

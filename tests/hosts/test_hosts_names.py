@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.hosts.cluster import DATA_PORT, Cluster, until
+from tests.hosts.cluster import DATA_PORT, Cluster
+from tests.waiting import until
 
 
 @pytest.fixture

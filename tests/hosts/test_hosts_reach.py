@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 
-from tests.hosts.cluster import DATA_PORT, Cluster, until
+from tests.hosts.cluster import DATA_PORT, Cluster
+from tests.waiting import until
 
 # Of a run that finds out by itself: until a link is lost, and until that is believed to be the cause.
 SET_TIME_S = 10.0 + 2.0

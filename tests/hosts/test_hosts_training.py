@@ -6,8 +6,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.hosts import wide
-from tests.hosts.cluster import Cluster, until
+from tests.hosts.cluster import Cluster
 from tests.integration import jobs, plain
+from tests.waiting import until
 
 
 def test_activations_go_straight_from_worker_to_worker_and_numbers_are_those_of_one_process(cluster: Cluster) -> None:

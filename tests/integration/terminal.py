@@ -8,8 +8,7 @@ import random
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,8 +17,7 @@ import torch
 
 import pipesvc
 from tests.integration import jobs
-
-START_S = 20.0
+from tests.waiting import until
 
 
 class Terminal:
@@ -74,13 +72,6 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def until(condition: Callable[[], bool], what: str, within_s: float = START_S) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {within_s} s"
-        time.sleep(0.05)
 
 
 def small_job(num_stages: int = 2, num_rows: int = 80) -> pipesvc.Job:

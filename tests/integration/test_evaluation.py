@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +16,7 @@ from pipesvc.core.split import micro_batch_rows
 from pipesvc.errors import ErrorCode, PipesvcError
 from tests.integration import evaluation_jobs, jobs, plain
 from tests.integration.evaluation_jobs import accuracy, make_evaluation, make_job
+from tests.waiting import until
 
 
 def plain_evaluation(
@@ -153,8 +153,8 @@ def test_a_run_is_cancelled_while_it_is_evaluated(cluster: pipesvc.Client) -> No
     run = cluster.submit(make_job(evaluation))
     steps = run.steps()
     assert [next(steps).index, next(steps).index] == [1, 2]
-    while [awaited.what for awaited in run.info().awaited] != ["batch 3 of the evaluation after step 2"]:
-        time.sleep(0.05)
+    awaited = "batch 3 of the evaluation after step 2"
+    until(lambda: [each.what for each in run.info().awaited] == [awaited], awaited)
     assert run.cancel() == "CANCELLED"
     assert run.state_dict()
     assert run.evaluations() == []

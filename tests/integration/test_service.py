@@ -20,8 +20,8 @@ from tests.integration.terminal import (
     open_terminal,
     small_job,
     start_service,
-    until,
 )
+from tests.waiting import until
 
 
 @pytest.fixture
