@@ -16,8 +16,13 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 RELEASED = threading.Event()
 
 
+# The rows that `samples` has given.
+READ: list[int] = []
+
+
 def samples(count: int = 10) -> Iterator[tuple[Tensor, int]]:
     for index in range(count):
+        READ.append(index)
         yield torch.tensor([float(index), 1.0]), index % 3
 
 
@@ -57,12 +62,6 @@ def drawn() -> Iterator[tuple[Tensor, float]]:
 def drawn_rows(count: int = 8) -> Iterator[tuple[Tensor, float]]:
     for _ in range(count):
         yield torch.rand(1), random.random() + float(np.random.rand())
-
-
-def slow(count: int, pause_s: float) -> Iterator[tuple[Tensor, int]]:
-    for sample in samples(count):
-        threading.Event().wait(pause_s)
-        yield sample
 
 
 def fails_at(index: int) -> Iterator[tuple[Tensor, int]]:

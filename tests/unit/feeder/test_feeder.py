@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -52,6 +53,17 @@ class Bench:
     def announced(self) -> list[int]:
         return [each.step for each in self.port.reported("batch_announced")]
 
+    def num_rows_read(self) -> int:
+        """Of `samples`, when the reader's thread has come to wait for a permit and reads no further by itself."""
+        self.until(self._is_held)
+        return len(sources.READ)
+
+    def _is_held(self) -> bool:
+        reader = next(each for each in threading.enumerate() if each.name == "source-reader")
+        frame = sys._current_frames().get(reader.ident or 0)
+        caller = frame.f_back if frame is not None else None
+        return caller is not None and caller.f_code is threading.Semaphore.acquire.__code__
+
     def has_announced(self, num_batches: int) -> bool:
         return len(self.announced()) == num_batches
 
@@ -94,6 +106,7 @@ def make_assignment(source: str = "samples", arguments: str = "", **data: Any) -
 def running(assignment: local_pb2.Assignment, bench: Bench | None = None) -> Iterator[Bench]:
     bench = bench or Bench()
     num_threads = torch.get_num_threads()
+    sources.READ.clear()
     thread = threading.Thread(target=bench.run, args=(assignment,))
     thread.start()
     try:
@@ -138,11 +151,11 @@ def test_batches_are_announced_ahead_and_sent_when_issued() -> None:
 
 def test_a14_no_more_than_capacity_is_read_ahead() -> None:
     with running(make_assignment(arguments='{"count": 40}', capacity=3)) as bench:
-        bench.until(lambda: len(bench.announced()) == 3)
+        bench.until(lambda: bench.announced() == [1, 2, 3])
+        assert bench.num_rows_read() == 12
         bench.issue(1)
-        bench.until(lambda: len(bench.announced()) == 4)
-        threading.Event().wait(0.05)
-        assert bench.announced() == [1, 2, 3, 4]
+        bench.until(lambda: bench.announced() == [1, 2, 3, 4])
+        assert bench.num_rows_read() == 16
 
 
 def test_a14_without_double_buffer_a_batch_is_read_after_the_commit() -> None:
@@ -150,8 +163,7 @@ def test_a14_without_double_buffer_a_batch_is_read_after_the_commit() -> None:
         bench.until(lambda: bench.announced() == [1])
         bench.issue(1)
         bench.until(lambda: len(bench.port.reported("trace")) == 1)
-        threading.Event().wait(0.05)
-        assert bench.announced() == [1]
+        assert bench.num_rows_read() == 4
         bench.commit(1)
         bench.until(lambda: bench.announced() == [1, 2])
         bench.issue(2)
