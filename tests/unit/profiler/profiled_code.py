@@ -87,7 +87,7 @@ class Sleeping(Skipping):
 
     def between(self, h: Tensor) -> Tensor:
         if h.device.type != "meta":
-            time.sleep(0.02)
+            time.sleep(0.06)
         return super().between(h)
 
 
