@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from pipesvc.worker.executor import norms
-from tests.unit.executor.network import Setup, train_both
+from tests.unit.executor.network import Setup, train_both, train_plain
 from tests.unit.executor.test_equality import CUTS, OPTIMIZERS, make_batches, make_layers
 
 
@@ -52,4 +54,7 @@ def test_n27_two_hundred_steps_with_clipping_do_not_drift() -> None:
         make_optimizer=OPTIMIZERS["adamw"],
         clip_norm=0.1,
     )
-    assert len(train_both(setup, make_batches(2, num_steps=200)).losses) == 200
+    batches = make_batches(2, num_steps=200)
+    losses = train_both(setup, batches).losses
+    assert len(losses) == 200
+    assert losses != train_plain(replace(setup, clip_norm=0.0), batches)[0]
