@@ -35,7 +35,8 @@ def test_n26_norms_are_combined_in_the_order_of_the_model(seed: int) -> None:
 
 def test_parameters_of_one_place_keep_the_order_of_the_stages() -> None:
     """Layers of a list: their places are those of the layers."""
-    parts = [[torch.rand(7), torch.full((7,), stage)] for stage in range(3)]
+    generator = torch.Generator().manual_seed(3)
+    parts = [[torch.rand(7, generator=generator), torch.full((7,), stage)] for stage in range(3)]
     scale = norms.coefficient(parts, 0.1)
     total = torch.linalg.vector_norm(torch.cat([norm for norm, _ in parts]), 2.0)
     assert torch.equal(scale, torch.clamp(0.1 / (total + 1e-6), max=1.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -68,7 +69,7 @@ def test_autocast_in_a_list_of_layers(num_stages: int, dtype: torch.dtype) -> No
         clip_norm=0.1,
     )
     losses = train_both(setup, make_batches(4)).losses
-    assert losses != train(Setup(make_layers=branching_layers, loss=cross_entropy), make_batches(4)).losses
+    assert losses != train(replace(setup, autocast=None), make_batches(4)).losses
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -105,16 +105,22 @@ def _modules(cluster: Cluster) -> list[nn.Module]:
 
 
 def test_a_file_may_split_some_backwards_and_not_others(num_late: list[int]) -> None:
-    """Micro-batch 0 of stage 1 has I and W, the others have B; stage 0 has B alone."""
+    """Micro-batch 1 of stage 1 has B, the others have I and W; stage 0 has B alone."""
     text = "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1I0,1W0,1F1,1B1,1F2,1F3,1I2,1I3,1W2,1W3\n"
     setup = list_setup(FILE, cuts=(2,), schedule_text=text)
-    train_both(setup, make_batches(3))
-    assert sum(num_late) > 0
+    cluster = train_both(setup, make_batches(3))
+    events = [event for trace in cluster.reported("trace") for event in trace.events if event.step == 2]
+    for stage, backwards in ((0, "B0 B1 B2 B3"), (1, "I0 W0 B1 I2 I3 W2 W3")):
+        found = [f"{each.action}{each.micro_batch}" for each in events if each.stage == stage]
+        assert [each for each in found if each[0] in "BIW"] == backwards.split()
+    num_linears = 4  # a B is an I and its W
+    assert sum(num_late) == 2 * NUM_MICRO_BATCHES * num_linears
 
 
 def test_n06_a_reentrant_checkpoint_keeps_its_backward_whole(num_late: list[int]) -> None:
+    """What is outside of it is split."""
     train_both(list_setup("ZBH1", make_layers=lambda: [Remembering(True) for _ in range(5)]), make_batches(3))
-    assert sum(num_late) > 0
+    assert sum(num_late) == 2 * NUM_MICRO_BATCHES * 5
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -187,4 +193,5 @@ def test_a_micro_batch_that_is_all_masked_leaves_w_nothing(setup: Setup, num_lat
         (inputs, labels, weights) for weights in ([2.0, 0.0, 2.0, 2.0], [0.0, 2.0, 2.0, 0.0], [2.0, 2.0, 0.0, 2.0])
     ]
     train_both(setup, batches)
-    assert sum(num_late) > 0
+    num_linears, num_weighed = 4, 2 + 3  # from the second step on
+    assert sum(num_late) == num_linears * num_weighed

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -94,8 +97,6 @@ def test_a_module_that_is_recomputed_as_one_is_not_cut() -> None:
     (found,) = recompute.joined(model, flow, Recompute(patterns=("second", "first.*", "head")))
     assert (found.first, found.last) == (3, 5)
     assert recompute.joined(model, flow, Recompute(is_all=True)) == []
-    from dataclasses import replace
-
     kept = replace(flow, joined=(*flow.joined, found))
     check_ends(kept, (2, 7))
     with pytest.raises(PipesvcError, match="both are inside 'second', which recompute names") as caught:
@@ -150,9 +151,19 @@ def test_a_module_that_begins_to_write_to_its_input_is_refused() -> None:
     assert caught.value.code is ErrorCode.STAGE_FAILED
 
 
-def test_without_gradients_a_forward_is_plain() -> None:
+def test_without_gradients_a_forward_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     block = Block()
     recompute.apply({"block": block}, Recompute(is_all=True))
-    x = torch.randn(3, 4)
+    calls: list[object] = []
+
+    def checkpoint(run: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        calls.append(run)
+        return run(*args)
+
+    monkeypatch.setattr(recompute, "checkpoint", checkpoint)
+    x = torch.ones(3, 4)
     with torch.no_grad():
         assert torch.equal(block(x), Block.forward(block, x))
+    assert calls == []
+    block(x)
+    assert len(calls) == 1

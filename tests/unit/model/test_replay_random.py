@@ -66,14 +66,19 @@ def test_recomputation_works_on_another_thread() -> None:
     inputs = [case.inputs(3, 4)]
     ends = even_ends(flow, 2)
     expected = Pipeline(case.build, flow, ends).step(inputs, loss_of)
-    assert_same(_OnThreads(case.build, flow, ends).step(inputs, loss_of), expected)
+    pipeline = _OnThreads(case.build, flow, ends)
+    assert_same(pipeline.step(inputs, loss_of), expected)
+    assert pipeline.num_threads == len(ends)
 
 
 class _OnThreads(Pipeline):
+    num_threads = 0
+
     def _backward(self, *args: object) -> None:
         thread = threading.Thread(target=super()._backward, args=args)
         thread.start()
         thread.join()
+        self.num_threads += 1
 
 
 def one_stage(flow: Flow, build: object, seed: int = SEED) -> StageReplay:

@@ -211,3 +211,5 @@ def test_without_gradients_nothing_is_kept_for_backward() -> None:
     with torch.no_grad():
         values = stage.forward(inputs, {}).values[1]
     assert not any(tensor.requires_grad for tensor in values.values())
+    assert len(values) == 3
+    assert all(tensor.requires_grad for tensor in stage.forward(inputs, {}).values[1].values())
