@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.unit.executor.batches import Batch
 from tests.unit.executor.module_network import ModuleSetup, train_both, train_plain
-from tests.unit.executor.network import Batch
 from tests.unit.model.replay_language import VOCABULARY, Block, D
 from tests.zoo.case import ids, square_loss
 from tests.zoo.own_sequences import LossInside, words_and_labels

@@ -15,8 +15,9 @@ from pipesvc.model.replay.inputs import Inputs
 from pipesvc.model.replay.record import record
 from pipesvc.model.skeleton import build_module
 from tests.unit.executor import module_network, network
+from tests.unit.executor.batches import Batch, PlainRun
 from tests.unit.executor.module_network import ModuleSetup
-from tests.unit.executor.network import Batch, JobSetup, PlainRun, Setup
+from tests.unit.executor.network import JobSetup, Setup
 from tests.unit.executor.owners import OWNERS, owners_of
 from tests.zoo.table import ZOO
 

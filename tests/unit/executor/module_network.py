@@ -28,7 +28,8 @@ from pipesvc.wire.links import Link
 from pipesvc.worker.executor.parts import Parts, make_parts
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.feeder.routes import FeederRoutes, routes_of
-from tests.unit.executor.network import SEED, Batch, Cluster, JobSetup, PlainRun, assert_equal_states, copied, train
+from tests.unit.executor.batches import Batch, PlainRun, assert_equal_states, copied
+from tests.unit.executor.network import SEED, Cluster, JobSetup, train
 from tests.unit.executor.plain_updates import PlainUpdates
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from tests.unit.executor.network import Batch, batch_of
+from tests.unit.executor.batches import Batch, batch_of
 from tests.unit.model.replay_language import VOCABULARY, Block, D
 from tests.unit.model.replay_zoo import Towers, UNet
 

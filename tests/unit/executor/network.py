@@ -18,7 +18,6 @@ from pipesvc.errors import Where
 from pipesvc.model.recompute import Recompute
 from pipesvc.model.sequence import named_parameters
 from pipesvc.rpc.v1 import local_pb2, types_pb2
-from pipesvc.wire import layouts, tree
 from pipesvc.wire.links import FEEDER, Link
 from pipesvc.wire.training_file import position_of
 from pipesvc.worker.executor import loading
@@ -33,16 +32,14 @@ from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.executor.training_state import Checkpoint
 from pipesvc.worker.weights_reader import WeightsReader
-from tests.unit.executor.memory_network import MemoryPort, Network, is_tensor
+from tests.unit.executor.batches import Batch, PlainRun, assert_equal_states, copied
+from tests.unit.executor.memory_network import MemoryPort, Network
 from tests.unit.executor.plain_updates import PlainUpdates
 
 SEED = 7
 KEEPING = Recompute()
 EPOCH_STEPS = 4
 MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]  # of parameters, or of groups of them
-# One mini-batch: the micro-batches' inputs, their labels (None: the job has none), their weights.
-Batch = tuple[list[Any], list[Any] | None, list[float]]
-PlainRun = tuple[list[float], dict[str, Tensor]]  # losses, and the state by name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,26 +296,3 @@ def assert_equal_to(cluster: Cluster, plain: PlainRun) -> None:
     losses, state = plain
     assert cluster.losses == losses
     assert_equal_states(cluster.state(), state)
-
-
-def assert_equal_states(state: Mapping[str, Tensor], plain: Mapping[str, Tensor]) -> None:
-    assert list(state) == list(plain)
-    differing = [name for name in plain if not torch.equal(state[name], plain[name])]
-    assert differing == []
-
-
-def copied(value: Any) -> Any:
-    structure, leaves = tree.flatten(value, is_tensor)
-    return tree.unflatten(structure, [layouts.copy_of(each) for each in leaves])
-
-
-def cut_rows(value: Any, rows: Sequence[int]) -> list[Any]:
-    """A batch as micro-batches."""
-    structure, leaves = tree.flatten(value, is_tensor)
-    parts = [each.split(list(rows)) for each in leaves]
-    return [tree.unflatten(structure, [part[index] for part in parts]) for index in range(len(rows))]
-
-
-def batch_of(inputs: Any, labels: Any, num_rows: int, num_micro_batches: int) -> Batch:
-    rows = split.micro_batch_rows(num_rows, num_micro_batches)
-    return cut_rows(inputs, rows), None if labels is None else cut_rows(labels, rows), [float(each) for each in rows]

@@ -18,14 +18,8 @@ from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.worker.executor.optimizing import SchedulerChoice
 from pipesvc.worker.executor.scaling import ScalerSettings
 from tests.unit.executor import checkpoints, modules
-from tests.unit.executor.network import (
-    Batch,
-    Cluster,
-    JobSetup,
-    Setup,
-    train,
-    train_plain,
-)
+from tests.unit.executor.batches import Batch
+from tests.unit.executor.network import Cluster, JobSetup, Setup, train, train_plain
 from tests.unit.executor.test_equality import CUTS, make_batches, make_layers
 from tests.unit.executor.test_sparse import adamw, sparse_adam, sparse_layers, word_batches
 from tests.unit.executor.tied_models import make_setup

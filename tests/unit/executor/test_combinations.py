@@ -26,8 +26,9 @@ from pipesvc.rpc.v1 import local_pb2
 from pipesvc.worker.executor.optimizing import SchedulerChoice
 from pipesvc.worker.executor.scaling import ScalerSettings
 from tests.unit.executor import module_network, network
+from tests.unit.executor.batches import Batch, assert_equal_states, batch_of
 from tests.unit.executor.module_network import ModuleSetup
-from tests.unit.executor.network import Batch, Cluster, assert_equal_states, batch_of, train
+from tests.unit.executor.network import Cluster, train
 from tests.unit.executor.test_evaluation import evaluate, plain_numbers
 from tests.unit.executor.tied_models import ListSetup
 

@@ -18,9 +18,10 @@ from torch.nn.functional import cross_entropy
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model import compiling
 from pipesvc.model.recompute import Recompute
+from tests.unit.executor.batches import Batch, batch_of
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_plain as train_plain_module
-from tests.unit.executor.network import Batch, Setup, batch_of, train, train_plain
+from tests.unit.executor.network import Setup, train, train_plain
 
 # torch's own import of its compiler warns.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

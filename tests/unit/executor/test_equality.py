@@ -13,18 +13,8 @@ from torch.nn.functional import cross_entropy
 from pipesvc.core.schedules import FILE, SCHEDULE_NAMES
 from pipesvc.wire.links import Link
 from tests import torch_tables
-from tests.unit.executor.network import (
-    Batch,
-    Cluster,
-    PlainRun,
-    Setup,
-    assert_equal_states,
-    assert_equal_to,
-    batch_of,
-    train,
-    train_both,
-    train_plain,
-)
+from tests.unit.executor.batches import Batch, PlainRun, assert_equal_states, batch_of
+from tests.unit.executor.network import Cluster, Setup, assert_equal_to, train, train_both, train_plain
 from tests.unit.executor.owners import owners_of
 
 NUM_STEPS = 10

@@ -18,19 +18,10 @@ from pipesvc.worker.executor.passes import EvalMode
 from pipesvc.worker.executor.routes import label_link
 from pipesvc.worker.executor.scaling import ScalerSettings
 from tests.unit.executor import modules
+from tests.unit.executor.batches import Batch, batch_of, copied
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_plain as train_module
-from tests.unit.executor.network import (
-    SEED,
-    Batch,
-    Cluster,
-    JobSetup,
-    Setup,
-    assert_equal_to,
-    batch_of,
-    copied,
-    train_plain,
-)
+from tests.unit.executor.network import SEED, Cluster, JobSetup, Setup, assert_equal_to, train_plain
 from tests.unit.executor.test_modules import make_setup
 
 # What the reports of a test have said of its metrics.

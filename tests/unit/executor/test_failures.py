@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from pipesvc.errors import ErrorCode, PipesvcError
-from tests.unit.executor.network import Batch, Cluster, Setup, batch_of
+from tests.unit.executor.batches import Batch, batch_of
+from tests.unit.executor.network import Cluster, Setup
 
 
 def make_layers() -> list[nn.Module]:

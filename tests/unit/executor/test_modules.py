@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import local_pb2
 from tests.unit.executor import modules
+from tests.unit.executor.batches import Batch
 from tests.unit.executor.module_network import ModuleSetup, train_both, train_plain
-from tests.unit.executor.network import Batch, Cluster, train
+from tests.unit.executor.network import Cluster, train
 from tests.unit.executor.owners import owners_of
 
 

@@ -18,9 +18,10 @@ from pipesvc.core.schedules import SCHEDULE_NAMES
 from pipesvc.errors import PipesvcError
 from pipesvc.model.recompute import Recompute
 from tests.unit.executor import modules
+from tests.unit.executor.batches import Batch, batch_of
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_both as train_module
-from tests.unit.executor.network import Batch, Setup, batch_of, train, train_both
+from tests.unit.executor.network import Setup, train, train_both
 from tests.unit.executor.owners import owners_of
 from tests.unit.model.replay_language import Block
 

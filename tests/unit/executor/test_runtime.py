@@ -16,7 +16,8 @@ from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire.links import Link
 from pipesvc.worker.executor import state
-from tests.unit.executor.network import Batch, Cluster, Setup, batch_of
+from tests.unit.executor.batches import Batch, batch_of
+from tests.unit.executor.network import Cluster, Setup
 
 
 def make_layers() -> list[nn.Module]:

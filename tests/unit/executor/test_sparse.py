@@ -14,9 +14,10 @@ from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.worker.executor import norms
 from pipesvc.worker.executor.parameter_groups import OptimizerChoice, allot
 from pipesvc.worker.optimizer_trial import Whole, try_updates
+from tests.unit.executor.batches import Batch, batch_of
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_both as train_both_modules
-from tests.unit.executor.network import Batch, MakeOptimizer, Setup, batch_of, train_both, train_plain
+from tests.unit.executor.network import MakeOptimizer, Setup, train_both, train_plain
 from tests.unit.executor.test_equality import CUTS, make_batches, make_layers
 
 NUM_WORDS = 12

@@ -15,9 +15,10 @@ from pipesvc.core.schedules import FILE
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model.deferral import Late
 from tests.unit.executor import modules
+from tests.unit.executor.batches import batch_of
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.module_network import train_both as train_module
-from tests.unit.executor.network import Cluster, JobSetup, Setup, batch_of, train, train_both
+from tests.unit.executor.network import Cluster, JobSetup, Setup, train, train_both
 from tests.unit.executor.owners import owners_of
 
 NUM_MICRO_BATCHES = 4

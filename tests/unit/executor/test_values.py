@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.errors import ErrorCode, PipesvcError
-from tests.unit.executor.network import Batch, Cluster, Setup, batch_of, train_both
+from tests.unit.executor.batches import Batch, batch_of
+from tests.unit.executor.network import Cluster, Setup, train_both
 
 
 class TakesDict(nn.Module):

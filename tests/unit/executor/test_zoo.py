@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pipesvc.core.flow import check_ends
+from tests.unit.executor.batches import Batch
 from tests.unit.executor.module_network import ModuleSetup, train_both
-from tests.unit.executor.network import Batch
 from tests.unit.model.replay_language import Checkpointed
 from tests.unit.model.replay_zoo import ZOO, Case, Noisy, loss_of, rows, sequences
 

@@ -18,8 +18,9 @@ from pipesvc.errors import Where
 from pipesvc.worker.executor.parts import Parts, make_parts
 from pipesvc.worker.executor.spec import StageSpec
 from tests.unit.executor import module_network, modules, network
+from tests.unit.executor.batches import Batch, PlainRun
 from tests.unit.executor.module_network import ModuleSetup
-from tests.unit.executor.network import Batch, Cluster, PlainRun, Setup
+from tests.unit.executor.network import Cluster, Setup
 from tests.unit.model.ranges import inspect_layers
 from tests.unit.model.replay_language import VOCABULARY, Block, Cross, D
 

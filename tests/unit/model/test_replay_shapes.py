@@ -15,8 +15,8 @@ from pipesvc.model import zeros
 from pipesvc.model.replay.inputs import Inputs
 from pipesvc.model.replay.record import record
 from pipesvc.model.skeleton import build_module
+from tests.unit.executor.batches import Batch
 from tests.unit.executor.module_network import ModuleSetup, train_both
-from tests.unit.executor.network import Batch
 from tests.unit.model.replay_language import D
 from tests.unit.model.replay_refusal import Three, flow_of, line_of, refusal_of
 from tests.zoo.case import square_loss
