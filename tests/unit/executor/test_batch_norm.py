@@ -23,8 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.model.recompute import Recompute
-from tests.unit.executor import batches, module_network, network
-from tests.unit.executor.batches import Batch, batch_of
+from tests.unit.executor import module_network, network
+from tests.unit.executor.batches import Batch, assert_equal_states, batch_of
 from tests.unit.executor.module_network import ModuleSetup
 from tests.unit.executor.network import Setup, train
 
@@ -198,7 +198,7 @@ def test_n21_a_job_that_recomputes_everything_counts_the_same(make_setup: Callab
     given = batches(4)
     setup = make_setup("1F1B", defers_batch_norm=True)
     kept, again = (train(replace(setup, recompute=Recompute(is_all=is_all)), given).state() for is_all in (False, True))
-    batches.assert_equal_states(again, kept)
+    assert_equal_states(again, kept)
 
 
 def test_a_module_in_one_stage_too() -> None:
@@ -250,7 +250,7 @@ def test_n21_a_module_of_the_user_that_is_recomputed_is_counted_once_for_each_mi
     found = train(module_setup(schedule), given)
     losses, state = module_network.train_plain(module_setup(build=Kept), given)
     assert found.losses == losses
-    batches.assert_equal_states({name: found.state()[name] for name in state}, state)
+    assert_equal_states({name: found.state()[name] for name in state}, state)
     assert state["again.norm.num_batches_tracked"].item() == 12
 
 
