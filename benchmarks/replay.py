@@ -26,8 +26,9 @@ from pipesvc.model.replay.inputs import Inputs
 from pipesvc.model.replay.record import record
 from pipesvc.model.replay.run import StageReplay
 from pipesvc.model.skeleton import build_module
+from tests.unit.executor.batches import Batch, batch_of
 from tests.unit.executor.module_network import ModuleSetup
-from tests.unit.executor.network import Batch, Cluster, batch_of
+from tests.unit.executor.network import Cluster
 
 VOCABULARY: Final = 512
 NUM_BLOCKS: Final = 24
