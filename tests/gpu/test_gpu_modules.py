@@ -6,6 +6,7 @@ devices nothing differs.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,14 @@ from tests.gpu.test_gpu import close, finish, places
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:workers with different numeric fingerprints")]
 
 VOCABULARY, WIDTH, LENGTH = 64, 32, 12
+DEVICES = (("cuda", "cuda"), ("cuda", "cpu", "cuda"))
+# float16 rounds at 1e-3, and eight steps of a large rate carry that on.
+LOW_PRECISION: dict[str, Any] = {
+    "optimizer": pipesvc.Optimizer(torch.optim.AdamW, lr=1e-2, fused=True, groups={"*.bias": {"weight_decay": 0.0}}),
+    "scheduler": pipesvc.Scheduler(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.05, total_steps=10),
+    "autocast": "float16",
+    "grad_scaler": pipesvc.GradScaler(init_scale=1024.0, growth_interval=2),
+}
 
 
 class Block(nn.Module):
@@ -95,3 +104,16 @@ def test_recomputation_keeps_dropout_on_gpus(cluster: pipesvc.Client, schedule: 
     assert close(kept, again)
     without, _ = finish(cluster.submit(job(cluster, ("cuda", "cuda"), schedule=schedule)))
     assert not close(kept, without)
+
+
+def test_groups_scaler_scheduler_and_a_checkpoint_that_changes_devices(cluster: pipesvc.Client) -> None:
+    """Fused on GPUs and on the CPU; the state goes to other devices and another number of stages."""
+    near, far = (dataclasses.replace(job(cluster, devices), **LOW_PRECISION) for devices in DEVICES)
+    truth, _ = finish(cluster.submit(near))
+    begun = cluster.submit(dataclasses.replace(near, max_steps=3))
+    first, _ = finish(begun)
+    for other in (near, far):
+        rest, _ = finish(cluster.submit(dataclasses.replace(other, resume=begun)))
+        assert all(abs(a - b) <= 2e-2 * abs(b) for a, b in zip(first + rest, truth, strict=True)), (first + rest, truth)
+    fresh, _ = finish(cluster.submit(dataclasses.replace(near, init=begun, max_steps=5)))
+    assert any(abs(a - b) > 2e-2 * abs(b) for a, b in zip(fresh, truth[3:], strict=True))
