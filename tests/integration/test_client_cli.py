@@ -237,7 +237,7 @@ def test_the_commands_and_their_options_are_these(command: Command) -> None:
             "--insecure",
             "--coordinator-wait",
         },
-        "submit": {"--run-id", "--plan", "--coordinator", "--token-file"},
+        "submit": {"--run-id", "--plan", "--resume", "--coordinator", "--token-file"},
         "plan": {"--json", "--out", "--gantt", "--svg", "--plan", "--compare", "--coordinator", "--token-file"},
         "verify": {"--steps", "--coordinator", "--token-file"},
         "watch": {"--coordinator", "--token-file"},
@@ -253,6 +253,7 @@ def test_the_commands_and_their_options_are_these(command: Command) -> None:
         "logs",
         "trace",
         "weights",
+        "checkpoint",
         "cancel",
         "health",
     ):
