@@ -19,7 +19,7 @@ from pipesvc.client.transport import Transport
 from pipesvc.client.watching import ENDED, NO_STEP, Evaluated, PipesvcWarning, Step, failure_of, state_name, watch
 from pipesvc.core.plan import Plan
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.rpc.v1 import local_pb2, run_pb2
+from pipesvc.rpc.v1 import local_pb2, run_pb2, types_pb2
 from pipesvc.wire.links import Link
 from pipesvc.wire.roles import role_name
 from pipesvc.wire.safetensors_stream import names_in
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Evaluated", "LogLine", "Run", "Step"]
 
 Write = Callable[[bytes], object]
+
+_WAYS: Final = {types_pb2.LINK_WAY_GRPC: "gRPC", types_pb2.LINK_WAY_SAME_HOST: "same host"}
 
 # Seconds. A cancelled run still commits what was issued and stores its weights; the coordinator bounds that at 30.
 _CANCEL_S: Final = 60.0
@@ -199,7 +201,8 @@ class Run:
             return [_trace_dict(event) for part in parts for event in part.events]
 
     def links(self) -> list[dict[str, Any]]:
-        """What each link ("0>1/activation") has carried since the run began, counted by its sender."""
+        """What each link ("0>1/activation") has carried since the run began, counted by its sender, and its way:
+        "gRPC", or "same host" for memory that both ends share, which the network does not see."""
         return [
             {
                 "link": str(Link.from_message(total.link)),
@@ -207,6 +210,7 @@ class Run:
                 "tensor_bytes": total.tensor_bytes,
                 "wire_bytes": total.wire_bytes,
                 "num_frames": total.num_frames,
+                "way": _WAYS.get(total.way, ""),
             }
             for total in self.info().links
         ]

@@ -250,6 +250,7 @@ class Machine:
                     tensor_bytes=count.tensor_bytes,
                     wire_bytes=count.wire_bytes,
                     num_frames=count.num_frames,
+                    way=count.way,
                     worker=member.name,
                 )
 

@@ -71,7 +71,10 @@ class LinkCounts:
 
 
 class LinkSender:
-    """Starts dialling at once. `on_failed` is called at most once; after it, and after `close`, tensors are dropped."""
+    """Starts dialling at once. `on_failed` is called at most once; after it, and after `close`, tensors are dropped.
+
+    `on_door` is called once, if the receiver says where a sender on its own host may find a shorter way.
+    """
 
     def __init__(
         self,
@@ -82,6 +85,7 @@ class LinkSender:
         address: Address,
         token: str,
         on_failed: Callable[[PipesvcError], None],
+        on_door: Callable[[str], None] | None = None,
         lost_after_s: float = 10.0,
     ) -> None:
         self._link: Final = link
@@ -90,6 +94,7 @@ class LinkSender:
         self._address: Final = address
         self._name: Final = f"link {link} to {address}"
         self._on_failed: Final = on_failed
+        self._on_door = on_door
         self._lost_after_s: Final = lost_after_s
         self._metadata: Final[Metadata] = (*link_metadata(link, run_id, term), *auth_metadata(token))
         self._state = SenderState[Acknowledged](run_id=run_id, term=term)
@@ -259,6 +264,9 @@ class LinkSender:
         reply = data_pb2.LinkReply.FromString(data)
         for on_acknowledged in self._state.replied(reply.acknowledged_sequence, reply.credit_parcels):
             on_acknowledged()
+        if reply.door and self._on_door is not None:
+            self._on_door(reply.door)
+            self._on_door = None
         if self._state.num_unacknowledged == 0:
             self._emptied.set()
         self._wake.set()

@@ -82,6 +82,7 @@ class _Run:
     sink: LinkSink
     on_lost: Lost
     lost_after_s: float
+    door: str
     receivers: dict[Link, _Receiver] = field(default_factory=dict)
 
 
@@ -107,9 +108,11 @@ class LinkService:
         sink: LinkSink,
         on_lost: Lost = _nobody_told,
         lost_after_s: float = LOST_AFTER_S,
+        door: str = "",
     ) -> None:
         """Accept links of a run. A newer term replaces an older one; the same or an older one is refused.
 
+        `door` is where senders on this host may find a shorter way, which they are told first.
         `on_lost` is told of a link whose stream ended, and when (of `time.time`), if none came for `lost_after_s`.
         """
         known = self._runs.get(run_id)
@@ -119,7 +122,7 @@ class LinkService:
                 message = f"run {run_id} of term {term} where term {known.term} is open"
                 raise PipesvcError(code, message, where=Where(run_id=run_id))
             self.close_run(run_id)
-        self._runs[run_id] = _Run(run_id, term, token, window_parcels, sink, on_lost, lost_after_s)
+        self._runs[run_id] = _Run(run_id, term, token, window_parcels, sink, on_lost, lost_after_s, door)
 
     def close_run(self, run_id: str) -> None:
         """End the run's links. No call reaches its sink any more; closing again is harmless."""
@@ -237,10 +240,12 @@ class _Stream:
                 return
 
     async def _reply(self) -> None:
+        door = self._run.door
         while True:
             self._receiver.is_changed.clear()
             acknowledged, credit = self._receiver.state.reply()
-            reply = data_pb2.LinkReply(acknowledged_sequence=acknowledged, credit_parcels=credit)
+            reply = data_pb2.LinkReply(acknowledged_sequence=acknowledged, credit_parcels=credit, door=door)
+            door = ""
             await self._context.write(reply.SerializeToString())
             await self._receiver.is_changed.wait()
 

@@ -25,6 +25,7 @@ from pipesvc.net.addresses import parse
 from pipesvc.net.link_service import LinkService
 from pipesvc.rpc.v1 import local_pb2, worker_pb2
 from pipesvc.worker import identity, work_dir
+from pipesvc.worker.doors import Door
 from pipesvc.worker.nursery_client import NurseryClient
 from pipesvc.worker.parentage import adopt_orphans
 from pipesvc.worker.peers import PeerProber
@@ -58,6 +59,7 @@ class Agent:
         self._idle.set()
         self.outbox = Outbox(self._pressed)
         self._peers = PeerProber(self.outbox)
+        self._door = Door()
 
     def say(self, line: str) -> None:
         print(f"pipesvc worker {self._settings.name}: {line}", file=sys.stderr, flush=True)
@@ -130,6 +132,7 @@ class Agent:
         self._end_all("the worker ends")
         await self._peers.close()
         await asyncio.gather(*self._ending.values())
+        await self._door.close()
         await self._nursery.close()
 
     def _start_child(self, start: worker_pb2.StartChild) -> None:
@@ -138,7 +141,12 @@ class Agent:
         try:
             if run is None:
                 run = WorkerRun(
-                    start, parent_dir=self._work_dir, service=self._service, nursery=self._nursery, upstream=self.outbox
+                    start,
+                    parent_dir=self._work_dir,
+                    service=self._service,
+                    door=self._door,
+                    nursery=self._nursery,
+                    upstream=self.outbox,
                 )
                 self._runs[assignment.run_id] = run
                 self._idle.clear()

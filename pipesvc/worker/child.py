@@ -63,6 +63,7 @@ def work(end: ChildEnd, assignment: local_pb2.Assignment) -> int:
 
         port = Port(end)
         cast(_Entry, import_module(module_name)).run(port, assignment)
+        port.report_counts()
     except PipesvcError as error:
         failed = error.at(where)
         _tell(end, failed, error)

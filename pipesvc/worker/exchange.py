@@ -1,5 +1,8 @@
 """Tensors of one run between the sockets of this worker's children and the links to other workers.
 
+The first parcels of each link go this way. When the other agent turns out to be on this host (`doors`), both give their
+children the ends of a socket, and the link's tensors go from child to child from then on (`peer_links`).
+
 Bytes stay where they are: what a child sends lies in a segment of the child's, which is sent from there and given
 back when the receiver has acknowledged it; what arrives is written by the link service straight into a segment that
 the consuming child will read. Only small payloads travel inside messages. A link between two children of one worker
@@ -8,18 +11,25 @@ is a link like any other, so that credit and order have one implementation.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import socket
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, Protocol
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.net.addresses import parse
-from pipesvc.net.link_sender import LinkSender, OutgoingTensor
+from pipesvc.net.link_sender import LinkCounts, LinkSender, OutgoingTensor
 from pipesvc.net.link_service import LinkService
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
 from pipesvc.wire.frames import FrameHeader
 from pipesvc.wire.links import CLIENT, Link, endpoint_name
 from pipesvc.wire.segments import Segment, SegmentMap, SegmentPool
+from pipesvc.worker.doors import Door, knock
+
+_log = logging.getLogger("pipesvc.worker")
 
 # Below this a tensor is cheaper to copy through the socket than to map; the child has the same limit for its side.
 INLINE_PAYLOAD_BYTES: Final = 16 * 1024
@@ -123,6 +133,7 @@ class Exchange:
         service: LinkService,
         on_failed: Callable[[PipesvcError], None],
         on_client_lost: Callable[[PipesvcError], None],
+        door: Door | None = None,
     ) -> None:
         self._run_id = run_id
         self._term = term
@@ -131,11 +142,25 @@ class Exchange:
         self._service = service
         self._on_failed = on_failed
         self._on_client_lost = on_client_lost
+        self._window_parcels = window_parcels
+        self._door = door
+        self._knocks: set[asyncio.Task[None]] = set()
         self._has_client_ended = False
         self._children: dict[types_pb2.Role, ChildExchange] = {}
         self._consumers: dict[int, ChildExchange] = {}
         self._senders: dict[Link, LinkSender] = {}
-        service.open_run(run_id, term=term, token=token, window_parcels=window_parcels, sink=self, on_lost=self._lost)
+        self._peer_counts: dict[Link, local_pb2.PeerCount] = {}
+        service.open_run(
+            run_id,
+            term=term,
+            token=token,
+            window_parcels=window_parcels,
+            sink=self,
+            on_lost=self._lost,
+            door=door.name if door is not None else "",
+        )
+        if door is not None:
+            door.open_run(run_id, term=term, token=token, admit=self._admit)
 
     def add(self, role: types_pb2.Role, child: Recipient, endpoints: Collection[int]) -> None:
         """`endpoints` are the ends of links that this child is."""
@@ -167,11 +192,13 @@ class Exchange:
         )
 
     def received(self, role: types_pb2.Role, message: local_pb2.FromChild, descriptors: tuple[int, ...]) -> None:
-        """One of the three messages of a child that concern tensors."""
+        """One of the messages of a child that concern tensors."""
         match message.WhichOneof("message"):
             case "tensor":
-                link = Link.from_message(message.tensor.link)
-                self._sender(link).send(self._children[role].outgoing(message.tensor, descriptors))
+                link, child = Link.from_message(message.tensor.link), self._children[role]
+                self._sender(link, child).send(child.outgoing(message.tensor, descriptors))
+            case "peer_counts":
+                self._peer_counts |= {Link.from_message(each.link): each for each in message.peer_counts.counts}
             case "release_segment":
                 self._children[role].released(message.release_segment.segment_id)
             case "parcels_consumed":
@@ -184,20 +211,28 @@ class Exchange:
         return sum(child.num_segments_in_use for child in self._children.values())
 
     def counts(self) -> list[worker_pb2.LinkCount]:
-        return [
-            worker_pb2.LinkCount(
-                run_id=self._run_id,
-                link=link.to_message(),
-                tensor_bytes=sender.counts.tensor_bytes,
-                wire_bytes=sender.counts.wire_bytes,
-                num_frames=sender.counts.num_frames,
-            )
-            for link, sender in self._senders.items()
-        ]
+        return [self._count(link, sender.counts) for link, sender in self._senders.items()]
+
+    def _count(self, link: Link, sent: LinkCounts) -> worker_pb2.LinkCount:
+        """What went through the agents, and what children have sent to each other."""
+        peer = self._peer_counts.get(link)
+        return worker_pb2.LinkCount(
+            run_id=self._run_id,
+            link=link.to_message(),
+            tensor_bytes=sent.tensor_bytes + (peer.tensor_bytes if peer is not None else 0),
+            wire_bytes=sent.wire_bytes,
+            num_frames=sent.num_frames + (peer.num_tensors if peer is not None else 0),
+            way=types_pb2.LINK_WAY_GRPC if peer is None else types_pb2.LINK_WAY_SAME_HOST,
+        )
 
     async def close(self) -> None:
         """Nothing arrives and nothing leaves any more."""
         self._service.close_run(self._run_id)
+        if self._door is not None:
+            self._door.close_run(self._run_id)
+        for task in list(self._knocks):
+            task.cancel()
+        await asyncio.gather(*self._knocks, return_exceptions=True)
         for sender in self._senders.values():
             await sender.close()
         for child in self._children.values():
@@ -213,7 +248,29 @@ class Exchange:
             raise PipesvcError(ErrorCode.LINK_LOST, text, advice=advice, where=Where(run_id=self._run_id))
         return child
 
-    def _sender(self, link: Link) -> LinkSender:
+    def _admit(self, link: Link, sock: socket.socket) -> None:
+        """Another agent of this host has knocked: the consumer gets its end."""
+        self._hand_over(link, self._consumer(link), sock, is_sender=False)
+
+    def _knock(self, link: Link, child: ChildExchange, door: str) -> None:
+        """The consumer's agent has said where its door is, which may be on this host."""
+        task = asyncio.get_running_loop().create_task(self._find_way(link, child, door))
+        self._knocks.add(task)
+        task.add_done_callback(self._knocks.discard)
+
+    async def _find_way(self, link: Link, child: ChildExchange, door: str) -> None:
+        greeting = local_pb2.Knock(run_id=self._run_id, term=self._term, link=link.to_message(), token=self._token)
+        try:
+            with await knock(door, greeting) as sock:
+                self._hand_over(link, child, sock, is_sender=True)
+        except (OSError, TimeoutError) as error:
+            _log.info("%s of %s goes over gRPC: %s", link, self._run_id, error or "nobody answered")
+
+    def _hand_over(self, link: Link, child: ChildExchange, sock: socket.socket, *, is_sender: bool) -> None:
+        found = local_pb2.PeerLink(link=link.to_message(), is_sender=is_sender, window_parcels=self._window_parcels)
+        child.child.send(local_pb2.ToChild(peer_link=found), (sock.fileno(),))
+
+    def _sender(self, link: Link, child: ChildExchange) -> LinkSender:
         sender = self._senders.get(link)
         if sender is None:
             address = self._addresses.get(link.consumer)
@@ -227,6 +284,7 @@ class Exchange:
                 address=parse(address),
                 token=self._token,
                 on_failed=self._on_failed,
+                on_door=partial(self._knock, link, child) if self._door is not None else None,
             )
         return sender
 

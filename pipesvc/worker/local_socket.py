@@ -54,7 +54,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     return agent_end, child_end
 
 
-class _Outgoing:
+class Outgoing:
     """A message ready for the kernel. Duplicates the descriptors, so that their owner may close them at any time."""
 
     def __init__(self, message: bytes, descriptors: Sequence[int]) -> None:
@@ -110,6 +110,11 @@ def _receive(sock: socket.socket, flags: int = 0) -> Packet:
     return Packet(message=message, descriptors=tuple(descriptors[1:]))
 
 
+def receive_now(sock: socket.socket) -> Packet:
+    """What has come. Raises BlockingIOError (nothing) or PeerGoneError."""
+    return _receive(sock, socket.MSG_DONTWAIT)
+
+
 class ChildEnd:
     """The child's end: sends block, reads wait at most as long as asked."""
 
@@ -121,7 +126,7 @@ class ChildEnd:
         return self._socket.fileno()
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
-        outgoing = _Outgoing(message, descriptors)
+        outgoing = Outgoing(message, descriptors)
         try:
             outgoing.send(self._socket)
         finally:
@@ -134,7 +139,7 @@ class ChildEnd:
         poll.register(self._socket, select.POLLIN)
         while True:
             with contextlib.suppress(BlockingIOError):
-                return _receive(self._socket, socket.MSG_DONTWAIT)
+                return receive_now(self._socket)
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return None
@@ -154,7 +159,7 @@ class AgentEnd:
         self._on_packet = on_packet
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[_Outgoing] = deque()
+        self._queue: deque[Outgoing] = deque()
         self._is_closed = False
         self._is_reading = False
         self.resume_reading()
@@ -163,7 +168,7 @@ class AgentEnd:
         """Never blocks and never fails: a message to a child that is gone is dropped, its exit is noticed elsewhere."""
         if self._is_closed:
             return
-        outgoing = _Outgoing(message, descriptors)
+        outgoing = Outgoing(message, descriptors)
         was_empty = not self._queue
         self._queue.append(outgoing)
         if was_empty:

@@ -23,6 +23,7 @@ from pipesvc.wire.links import FEEDER
 from pipesvc.wire.roles import role_name
 from pipesvc.worker.bundles import unpack
 from pipesvc.worker.children import Child, ChildExit
+from pipesvc.worker.doors import Door
 from pipesvc.worker.exchange import Exchange
 from pipesvc.worker.nursery_client import NurseryClient
 from pipesvc.worker.progress import in_words
@@ -30,7 +31,7 @@ from pipesvc.worker.progress import in_words
 # Read by native thread pools when they are loaded. torch, which the nursery has loaded, is told by the child's work.
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
-_TENSOR_MESSAGES: Final = ("tensor", "release_segment", "parcels_consumed")
+_TENSOR_MESSAGES: Final = ("tensor", "release_segment", "parcels_consumed", "peer_counts")
 
 
 class _Listener:
@@ -65,6 +66,7 @@ class WorkerRun:
         *,
         parent_dir: Path,
         service: LinkService,
+        door: Door | None,
         nursery: NurseryClient,
         upstream: Upstream,
     ) -> None:
@@ -90,6 +92,7 @@ class WorkerRun:
             service=service,
             on_failed=self._link_failed,
             on_client_lost=self._client_lost,
+            door=None if assignment.job.strategy.forces_grpc else door,
         )
         try:
             self._dir = Path(tempfile.mkdtemp(prefix="run-", dir=parent_dir))

@@ -44,9 +44,11 @@ class Frame(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., micro_batch: _Optional[int] = ..., value: _Optional[int] = ..., num_values: _Optional[int] = ..., sequence: _Optional[int] = ..., chunk_offset: _Optional[int] = ..., total_bytes: _Optional[int] = ..., dtype: _Optional[_Union[_types_pb2.ElementType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., requires_grad: _Optional[bool] = ..., is_no_gradient: _Optional[bool] = ..., codec: _Optional[_Union[_types_pb2.Codec, str]] = ..., structure: _Optional[str] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class LinkReply(_message.Message):
-    __slots__ = ("acknowledged_sequence", "credit_parcels")
+    __slots__ = ("acknowledged_sequence", "credit_parcels", "door")
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CREDIT_PARCELS_FIELD_NUMBER: _ClassVar[int]
+    DOOR_FIELD_NUMBER: _ClassVar[int]
     acknowledged_sequence: int
     credit_parcels: int
-    def __init__(self, acknowledged_sequence: _Optional[int] = ..., credit_parcels: _Optional[int] = ...) -> None: ...
+    door: str
+    def __init__(self, acknowledged_sequence: _Optional[int] = ..., credit_parcels: _Optional[int] = ..., door: _Optional[str] = ...) -> None: ...

@@ -82,7 +82,7 @@ class DataSpec(_message.Message):
     def __init__(self, source: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., is_streamed: _Optional[bool] = ..., yields: _Optional[_Union[Yields, str]] = ..., batch_size: _Optional[int] = ..., capacity: _Optional[int] = ..., double_buffer: _Optional[bool] = ..., drop_last: _Optional[bool] = ..., has_labels: _Optional[bool] = ..., timeout_s: _Optional[float] = ..., first: _Optional[_Union[Sample, _Mapping]] = ...) -> None: ...
 
 class StrategySpec(_message.Message):
-    __slots__ = ("is_pipelined", "micro_batches", "schedule", "num_stages", "boundaries", "placement", "allow_cpu_for_gpu", "in_flight", "boundary_names", "schedule_text", "recomputes_all", "recompute_patterns", "compiles")
+    __slots__ = ("is_pipelined", "micro_batches", "schedule", "num_stages", "boundaries", "placement", "allow_cpu_for_gpu", "in_flight", "boundary_names", "schedule_text", "recomputes_all", "recompute_patterns", "compiles", "forces_grpc")
     class PlacementEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class StrategySpec(_message.Message):
     RECOMPUTES_ALL_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTE_PATTERNS_FIELD_NUMBER: _ClassVar[int]
     COMPILES_FIELD_NUMBER: _ClassVar[int]
+    FORCES_GRPC_FIELD_NUMBER: _ClassVar[int]
     is_pipelined: bool
     micro_batches: int
     schedule: str
@@ -116,7 +117,8 @@ class StrategySpec(_message.Message):
     recomputes_all: bool
     recompute_patterns: _containers.RepeatedScalarFieldContainer[str]
     compiles: bool
-    def __init__(self, is_pipelined: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., schedule: _Optional[str] = ..., num_stages: _Optional[int] = ..., boundaries: _Optional[_Iterable[int]] = ..., placement: _Optional[_Mapping[str, str]] = ..., allow_cpu_for_gpu: _Optional[bool] = ..., in_flight: _Optional[int] = ..., boundary_names: _Optional[_Iterable[str]] = ..., schedule_text: _Optional[str] = ..., recomputes_all: _Optional[bool] = ..., recompute_patterns: _Optional[_Iterable[str]] = ..., compiles: _Optional[bool] = ...) -> None: ...
+    forces_grpc: bool
+    def __init__(self, is_pipelined: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., schedule: _Optional[str] = ..., num_stages: _Optional[int] = ..., boundaries: _Optional[_Iterable[int]] = ..., placement: _Optional[_Mapping[str, str]] = ..., allow_cpu_for_gpu: _Optional[bool] = ..., in_flight: _Optional[int] = ..., boundary_names: _Optional[_Iterable[str]] = ..., schedule_text: _Optional[str] = ..., recomputes_all: _Optional[bool] = ..., recompute_patterns: _Optional[_Iterable[str]] = ..., compiles: _Optional[bool] = ..., forces_grpc: _Optional[bool] = ...) -> None: ...
 
 class MetricSpec(_message.Message):
     __slots__ = ("name", "call")

@@ -140,8 +140,64 @@ class MeasureLink(_message.Message):
     worker: str
     def __init__(self, endpoint: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
 
+class PeerLink(_message.Message):
+    __slots__ = ("link", "is_sender", "window_parcels")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    IS_SENDER_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_PARCELS_FIELD_NUMBER: _ClassVar[int]
+    link: _types_pb2.LinkId
+    is_sender: bool
+    window_parcels: int
+    def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., is_sender: _Optional[bool] = ..., window_parcels: _Optional[int] = ...) -> None: ...
+
+class PeerMessage(_message.Message):
+    __slots__ = ("tensor", "release_segment", "parcels_consumed")
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    PARCELS_CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    tensor: LocalTensor
+    release_segment: ReleaseSegment
+    parcels_consumed: ParcelsConsumed
+    def __init__(self, tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ...) -> None: ...
+
+class Knock(_message.Message):
+    __slots__ = ("run_id", "term", "link", "token")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    term: int
+    link: _types_pb2.LinkId
+    token: str
+    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., token: _Optional[str] = ...) -> None: ...
+
+class Knocked(_message.Message):
+    __slots__ = ("refusal", "is_admitted")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    IS_ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    is_admitted: bool
+    def __init__(self, refusal: _Optional[str] = ..., is_admitted: _Optional[bool] = ...) -> None: ...
+
+class PeerCount(_message.Message):
+    __slots__ = ("link", "tensor_bytes", "num_tensors")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TENSORS_FIELD_NUMBER: _ClassVar[int]
+    link: _types_pb2.LinkId
+    tensor_bytes: int
+    num_tensors: int
+    def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., tensor_bytes: _Optional[int] = ..., num_tensors: _Optional[int] = ...) -> None: ...
+
+class PeerCounts(_message.Message):
+    __slots__ = ("counts",)
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedCompositeFieldContainer[PeerCount]
+    def __init__(self, counts: _Optional[_Iterable[_Union[PeerCount, _Mapping]]] = ...) -> None: ...
+
 class ToChild(_message.Message):
-    __slots__ = ("assignment_path", "issue_step", "step_committed", "save_state", "stop", "tensor", "release_segment", "measure_link", "begin_evaluation", "weights_piece")
+    __slots__ = ("assignment_path", "issue_step", "step_committed", "save_state", "stop", "tensor", "release_segment", "measure_link", "begin_evaluation", "weights_piece", "peer_link")
     ASSIGNMENT_PATH_FIELD_NUMBER: _ClassVar[int]
     ISSUE_STEP_FIELD_NUMBER: _ClassVar[int]
     STEP_COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +208,7 @@ class ToChild(_message.Message):
     MEASURE_LINK_FIELD_NUMBER: _ClassVar[int]
     BEGIN_EVALUATION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_PIECE_FIELD_NUMBER: _ClassVar[int]
+    PEER_LINK_FIELD_NUMBER: _ClassVar[int]
     assignment_path: str
     issue_step: IssueStep
     step_committed: StepCommitted
@@ -162,7 +219,8 @@ class ToChild(_message.Message):
     measure_link: MeasureLink
     begin_evaluation: BeginEvaluation
     weights_piece: WeightsPiece
-    def __init__(self, assignment_path: _Optional[str] = ..., issue_step: _Optional[_Union[IssueStep, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., save_state: _Optional[_Union[SaveState, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., begin_evaluation: _Optional[_Union[BeginEvaluation, _Mapping]] = ..., weights_piece: _Optional[_Union[WeightsPiece, _Mapping]] = ...) -> None: ...
+    peer_link: PeerLink
+    def __init__(self, assignment_path: _Optional[str] = ..., issue_step: _Optional[_Union[IssueStep, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., save_state: _Optional[_Union[SaveState, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., begin_evaluation: _Optional[_Union[BeginEvaluation, _Mapping]] = ..., weights_piece: _Optional[_Union[WeightsPiece, _Mapping]] = ..., peer_link: _Optional[_Union[PeerLink, _Mapping]] = ...) -> None: ...
 
 class ParameterInfo(_message.Message):
     __slots__ = ("name", "num_bytes")
@@ -435,7 +493,7 @@ class LinkProfile(_message.Message):
     def __init__(self, endpoint: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class FromChild(_message.Message):
-    __slots__ = ("ready", "inspected", "batch_announced", "data_ended", "step_applied", "failed", "progress", "state_chunk", "trace", "tensor", "release_segment", "parcels_consumed", "device_profile", "link_profile", "output_part", "read_weights")
+    __slots__ = ("ready", "inspected", "batch_announced", "data_ended", "step_applied", "failed", "progress", "state_chunk", "trace", "tensor", "release_segment", "parcels_consumed", "device_profile", "link_profile", "output_part", "read_weights", "peer_counts")
     READY_FIELD_NUMBER: _ClassVar[int]
     INSPECTED_FIELD_NUMBER: _ClassVar[int]
     BATCH_ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
@@ -452,6 +510,7 @@ class FromChild(_message.Message):
     LINK_PROFILE_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_PART_FIELD_NUMBER: _ClassVar[int]
     READ_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    PEER_COUNTS_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
     inspected: Inspected
     batch_announced: BatchAnnounced
@@ -468,7 +527,8 @@ class FromChild(_message.Message):
     link_profile: LinkProfile
     output_part: OutputPart
     read_weights: ReadWeights
-    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., inspected: _Optional[_Union[Inspected, _Mapping]] = ..., batch_announced: _Optional[_Union[BatchAnnounced, _Mapping]] = ..., data_ended: _Optional[_Union[DataEnded, _Mapping]] = ..., step_applied: _Optional[_Union[StepApplied, _Mapping]] = ..., failed: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ..., device_profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., link_profile: _Optional[_Union[LinkProfile, _Mapping]] = ..., output_part: _Optional[_Union[OutputPart, _Mapping]] = ..., read_weights: _Optional[_Union[ReadWeights, _Mapping]] = ...) -> None: ...
+    peer_counts: PeerCounts
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., inspected: _Optional[_Union[Inspected, _Mapping]] = ..., batch_announced: _Optional[_Union[BatchAnnounced, _Mapping]] = ..., data_ended: _Optional[_Union[DataEnded, _Mapping]] = ..., step_applied: _Optional[_Union[StepApplied, _Mapping]] = ..., failed: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ..., device_profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., link_profile: _Optional[_Union[LinkProfile, _Mapping]] = ..., output_part: _Optional[_Union[OutputPart, _Mapping]] = ..., read_weights: _Optional[_Union[ReadWeights, _Mapping]] = ..., peer_counts: _Optional[_Union[PeerCounts, _Mapping]] = ...) -> None: ...
 
 class ForkChild(_message.Message):
     __slots__ = ("child_number", "environment")

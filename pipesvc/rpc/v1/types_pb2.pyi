@@ -56,6 +56,12 @@ class LinkKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LINK_KIND_DECISION: _ClassVar[LinkKind]
     LINK_KIND_STREAM: _ClassVar[LinkKind]
     LINK_KIND_WEIGHT: _ClassVar[LinkKind]
+
+class LinkWay(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LINK_WAY_UNSPECIFIED: _ClassVar[LinkWay]
+    LINK_WAY_GRPC: _ClassVar[LinkWay]
+    LINK_WAY_SAME_HOST: _ClassVar[LinkWay]
 ROLE_UNSPECIFIED: Role
 ROLE_EXECUTOR: Role
 ROLE_FEEDER: Role
@@ -94,6 +100,9 @@ LINK_KIND_NORM: LinkKind
 LINK_KIND_DECISION: LinkKind
 LINK_KIND_STREAM: LinkKind
 LINK_KIND_WEIGHT: LinkKind
+LINK_WAY_UNSPECIFIED: LinkWay
+LINK_WAY_GRPC: LinkWay
+LINK_WAY_SAME_HOST: LinkWay
 
 class Position(_message.Message):
     __slots__ = ("step", "epoch", "steps_in_epoch")

@@ -14,7 +14,8 @@ import torch
 from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire.links import Link
 from pipesvc.worker.local_socket import ChildEnd, socket_pair
-from pipesvc.worker.port import INLINE_PAYLOAD_BYTES, ParcelArrived, Port
+from pipesvc.worker.parcels import INLINE_PAYLOAD_BYTES
+from pipesvc.worker.port import ParcelArrived, Port
 
 LINK = Link(0, 1, types_pb2.LINK_KIND_ACTIVATION)
 LARGE = INLINE_PAYLOAD_BYTES  # float32 elements: four times the limit

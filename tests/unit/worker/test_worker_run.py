@@ -59,6 +59,7 @@ class World:
         self.run = WorkerRun(
             worker_pb2.StartChild(assignment=assignment, link_token="t" * 32, window_parcels=2),
             parent_dir=folder,
+            door=None,
             service=cast(LinkService, self.service),
             nursery=cast(NurseryClient, None),
             upstream=self.upstream,

@@ -1,0 +1,146 @@
+"""Parcels as messages between two processes that share memory: tensors out, tensors in.
+
+A parcel's bytes lie in memfd segments: those that come in are used where they lie, and the segment goes back to its
+owner when the last tensor over it is gone; those that go out are copied once, and the segment is free again when the
+other side says so. Payloads up to `INLINE_PAYLOAD_BYTES` travel inside the message.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import Tensor
+
+from pipesvc.rpc.v1 import local_pb2
+from pipesvc.wire import layouts, tensors, tree
+from pipesvc.wire.links import Link
+from pipesvc.wire.segments import SegmentMap, SegmentPool
+
+INLINE_PAYLOAD_BYTES: Final = 16 * 1024
+Described = tuple[local_pb2.LocalTensor, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParcelArrived:
+    """What one link carried for one (step, micro-batch), whole.
+
+    The tensors need no gradient; `requires_grad` says which of them did at the producer. A leaf is
+    None where the parcel says that it has no gradient.
+    """
+
+    link: Link
+    step: int
+    micro_batch: int
+    leaves: tuple[Tensor | None, ...]
+    requires_grad: tuple[bool, ...]
+    structure: str
+
+    def value(self) -> Any:
+        """The tree that was sent."""
+        return tree.unflatten(self.structure, list(self.leaves))
+
+
+class Parcels:
+    """The segments that this process shares with one other, both ways. For one thread."""
+
+    def __init__(self) -> None:
+        self._pool = SegmentPool()
+        self._map = SegmentMap()
+        # Segments whose tensors are gone; a weakref callback appends from whichever thread dropped the last one.
+        self._dead_segments: deque[int] = deque()
+        self._partial: dict[Link, list[local_pb2.LocalTensor]] = {}
+        self._partial_leaves: dict[Link, list[Tensor | None]] = {}
+
+    def described(
+        self, link: Link, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None]
+    ) -> Iterator[Described]:
+        """Each tensor of a parcel as a message with the descriptor that goes with it, its bytes copied by then."""
+        structure, leaves = layouts.pack(structure, leaves)
+        for value in range(max(1, len(leaves))):
+            local = local_pb2.LocalTensor(
+                link=link.to_message(),
+                step=step,
+                micro_batch=micro_batch,
+                value=value,
+                num_values=len(leaves),
+                structure=structure if value == 0 else "",
+            )
+            leaf = leaves[value] if leaves else None
+            if leaf is None:
+                local.is_no_gradient = bool(leaves)
+                yield local, ()
+            else:
+                yield local, self._describe(local, leaf)
+
+    def take(self, local: local_pb2.LocalTensor, descriptors: tuple[int, ...]) -> ParcelArrived | None:
+        """One tensor that came; the parcel with its last one."""
+        link = Link.from_message(local.link)
+        partial = self._partial.setdefault(link, [])
+        leaves = self._partial_leaves.setdefault(link, [])
+        if local.new_segment_bytes:
+            self._map.attach(local.segment_id, descriptors[0], local.new_segment_bytes)
+        assert local.value == len(partial), f"tensor {local.value} of {link} came where {len(partial)} was due"
+        partial.append(local)
+        if local.num_values:
+            leaves.append(self._leaf(local))
+        if len(leaves) < local.num_values:
+            return None
+        del self._partial[link], self._partial_leaves[link]
+        structure, laid = layouts.unpack(partial[0].structure, leaves)
+        return ParcelArrived(
+            link=link,
+            step=local.step,
+            micro_batch=local.micro_batch,
+            leaves=tuple(laid),
+            requires_grad=tuple(each.requires_grad for each in partial[: len(leaves)]),
+            structure=structure,
+        )
+
+    def released(self, release: local_pb2.ReleaseSegment) -> None:
+        """The other side is done with a segment of ours."""
+        self._pool.release(release.segment_id)
+
+    def to_release(self) -> Iterator[local_pb2.ReleaseSegment]:
+        """What the other side is to be told: its segments whose tensors are gone here."""
+        while self._dead_segments:
+            yield local_pb2.ReleaseSegment(segment_id=self._dead_segments.popleft())
+
+    @property
+    def num_segments_in_use(self) -> int:
+        """Of ours."""
+        return self._pool.num_in_use
+
+    def close(self) -> None:
+        self._pool.close()
+        self._map.close()
+
+    def _leaf(self, local: local_pb2.LocalTensor) -> Tensor | None:
+        if local.is_no_gradient:
+            return None
+        if not local.segment_id:
+            return tensors.from_buffer(memoryview(local.inline_payload), local.dtype, tuple(local.shape))
+        view = self._map.view(local.segment_id, local.total_bytes)
+        # torch.frombuffer keeps this very memoryview alive as long as any tensor over it lives.
+        weakref.finalize(view, self._dead_segments.append, local.segment_id).atexit = False
+        return tensors.from_buffer(view, local.dtype, tuple(local.shape))
+
+    def _describe(self, local: local_pb2.LocalTensor, leaf: Tensor) -> tuple[int, ...]:
+        """Fill in what the tensor is and where its bytes are; gives the descriptor that must go with it, if any."""
+        local.dtype = tensors.element_type_of(leaf)  # type: ignore[assignment]
+        local.shape.extend(leaf.shape)
+        local.requires_grad = leaf.requires_grad
+        local.total_bytes = tensors.num_bytes(leaf)
+        if local.total_bytes <= INLINE_PAYLOAD_BYTES:
+            local.inline_payload = bytes(tensors.tensor_bytes(leaf))
+            return ()
+        segment = self._pool.allocate(local.total_bytes)
+        tensors.copy_into(leaf, segment.view[: local.total_bytes])
+        local.segment_id = segment.segment_id
+        if not segment.is_new:
+            return ()
+        local.new_segment_bytes = segment.size
+        return (segment.fd,)
