@@ -36,10 +36,11 @@ _TYPES: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
     "allow_cpu_for_gpu": ("true or false", (bool,)),
     "in_flight": ("a whole number or null", (int, type(None))),
     "recompute": ("true, false or a list of patterns", (bool, list)),
+    "same_host": ("true or false", (bool,)),
     "compile": ("true or false", (bool,)),
 }
 # Files of before there were these.
-_OPTIONAL: Final = frozenset({"recompute", "compile"})
+_OPTIONAL: Final = frozenset({"recompute", "compile", "same_host"})
 
 
 def plan_file_text(strategy: Strategy, report: PlanReport, folder: str | Path = ".") -> str:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pipesvc.client.progress import duration
 from pipesvc.client.watching import ENDED, failure_of, state_name
-from pipesvc.rpc.v1 import run_pb2
+from pipesvc.rpc.v1 import run_pb2, types_pb2
+
+WAYS = {types_pb2.LINK_WAY_GRPC: "over gRPC", types_pb2.LINK_WAY_SAME_HOST: "within a host"}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -35,7 +37,7 @@ def status_text(status: run_pb2.GetStatusResponse, now_s: float | None = None) -
     parts += [_unreached_line(unreached, now_s) for unreached in status.unreached]
     live = [run for run in status.runs if run.state not in ENDED]
     parts.append(runs_text(live) if live else "no live runs")
-    parts += [f"{run.run_id}: {line}" for run in live for line in _awaited_lines(run, now_s)]
+    parts += [f"{run.run_id}: {line}" for run in live for line in (*_awaited_lines(run, now_s), *_link_lines(run))]
     return "\n".join(parts)
 
 
@@ -68,6 +70,15 @@ def _unreached_line(found: run_pb2.Unreached, now_s: float) -> str:
     whom = "itself" if found.peer == found.worker else found.peer
     tried = f"since {duration(now_s - found.since_unix_ns / 1e9)}, tried {found.num_probes} times"
     return f"WARNING: worker {found.worker} cannot reach {whom} at {found.data_address}: {found.problem} ({tried})"
+
+
+def _link_lines(run: run_pb2.Run) -> Iterator[str]:
+    """How many links go which way, and what they have carried."""
+    for way, name in WAYS.items():
+        found = [link for link in run.links if link.way == way]
+        if found:
+            total = sum(link.tensor_bytes for link in found) / 1e6
+            yield f"{len(found)} links {name}, {total:.1f} MB so far"
 
 
 def _awaited_lines(run: run_pb2.Run, now_s: float) -> Iterator[str]:

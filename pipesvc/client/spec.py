@@ -136,10 +136,14 @@ def _model_calls(job: Job) -> dict[str, Call]:
 
 def measurable(job: Job, micro_batches: int | None = None) -> Job:
     """The job as its costs are measured, whatever its plan and though that may be open: costs depend on the
-    micro-batches alone. They are the job's, or as many as are given."""
+    micro-batches, which are the job's or as many as are given, and on the way of links."""
     check_is_job(job)
     asked = job.strategy
-    strategy = Strategy(micro_batches=micro_batches or asked.micro_batches, allow_cpu_for_gpu=asked.allow_cpu_for_gpu)
+    strategy = Strategy(
+        micro_batches=micro_batches or asked.micro_batches,
+        allow_cpu_for_gpu=asked.allow_cpu_for_gpu,
+        same_host=asked.same_host,
+    )
     return replace(job, strategy=strategy, init=None if weights_source.is_given(job.init) else job.init, resume=None)
 
 
@@ -213,6 +217,7 @@ def _strategy_spec(strategy: Strategy) -> job_pb2.StrategySpec:
         recomputes_all=strategy.recompute is True,
         recompute_patterns=() if isinstance(strategy.recompute, bool) else strategy.recompute,
         compiles=strategy.compile,
+        forces_grpc=not strategy.same_host,
     )
 
 

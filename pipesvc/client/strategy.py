@@ -52,9 +52,11 @@ class Strategy:
     unit; or of the modules that match these patterns: ("blocks.*",)."""
     compile: bool = False
     """torch.compile every layer or unit on its worker; numbers then agree to rounding."""
+    same_host: bool = True
+    """Links between workers of one host go through memory that both share; False: over gRPC, like all others."""
 
     def __post_init__(self) -> None:
-        for name in ("pipeline", "allow_cpu_for_gpu", "compile"):
+        for name in ("pipeline", "allow_cpu_for_gpu", "compile", "same_host"):
             checks.flag(name, getattr(self, name))
         checks.whole("micro_batches", self.micro_batches, 1, MAX_MICRO_BATCHES)
         checks.whole_or_none("num_stages", self.num_stages, 1)

@@ -2,8 +2,8 @@
 
 A measurement is worth keeping exactly as long as nothing changes that it measures. So the key of a device's part has
 all of that in it: the job's functions and sources, the rows of a micro-batch, the device, its numeric fingerprint, its
-threads and the workers that share its machine; a link's has its two ends alone. Each part is a `Costs` with one device
-or one link; `joined` makes the whole of them. Pure.
+threads and the workers that share its machine; a link's has its two ends and the way that it must go. Each part is a
+`Costs` with one device or one link; `joined` makes the whole of them. Pure.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def wanted_parts(job: job_pb2.JobSpec, workers: Registrations) -> Wanted:
         for worker in workers
         for device in worker.devices
     }
+    way = ("gRPC",) if job.strategy.forces_grpc else ()
     links = {
-        _key("link", sender.name, sender.host, receiver.name, receiver.host): (sender.name, receiver.name)
+        _key("link", sender.name, sender.host, receiver.name, receiver.host, *way): (sender.name, receiver.name)
         for sender, receiver in permutations(workers, 2)
     }
     return Wanted(devices=devices, links=links, threads=threads)

@@ -93,8 +93,11 @@ class PeerEnd:
 
 
 class PeerSender(PeerEnd):
-    def __init__(self, link: Link, sock: socket.socket, window_parcels: int) -> None:
+    """`num_before` parcels of the link went through the agent."""
+
+    def __init__(self, link: Link, sock: socket.socket, window_parcels: int, num_before: int) -> None:
         super().__init__(link, sock)
+        self._put(local_pb2.PeerMessage(begins_after=num_before))
         self._credit = window_parcels
         self._window = window_parcels
         self._num_sent = 0
@@ -109,14 +112,14 @@ class PeerSender(PeerEnd):
             self._put(local_pb2.PeerMessage(tensor=local), descriptors, ends_parcel=ends_parcel)
         self.flush()
 
-    def read(self) -> Iterable[ParcelArrived]:
+    def read(self) -> None:
+        """Take in what the receiver says."""
         for message, _ in self._received():
             if message.HasField("release_segment"):
                 self._parcels.released(message.release_segment)
             elif message.HasField("parcels_consumed"):
                 self._credit = max(self._credit, self._window + message.parcels_consumed.num_parcels)
         self.flush()
-        return ()
 
     def _may_send(self) -> bool:
         return self._num_sent < self._credit
@@ -126,11 +129,24 @@ class PeerSender(PeerEnd):
 
 
 class PeerReceiver(PeerEnd):
-    def read(self) -> Iterable[ParcelArrived]:
+    def __init__(self, link: Link, sock: socket.socket) -> None:
+        super().__init__(link, sock)
+        self._begins_after = 0
+        self._arrived: deque[ParcelArrived] = deque()
+
+    def read(self) -> None:
+        """Take in what has come."""
         for message, descriptors in self._received():
-            arrived = self._parcels.take(message.tensor, descriptors)
-            if arrived is not None:
-                yield arrived
+            if message.HasField("tensor"):
+                if (arrived := self._parcels.take(message.tensor, descriptors)) is not None:
+                    self._arrived.append(arrived)
+            else:
+                self._begins_after = message.begins_after
+
+    def take(self, num_by_agent: int) -> Iterable[ParcelArrived]:
+        """The parcels that have come, once all before them have come by the agent: so many have."""
+        while self._arrived and num_by_agent >= self._begins_after:
+            yield self._arrived.popleft()
 
     def consumed(self, num_parcels: int) -> None:
         """So many (an absolute count) of those that came here have been taken into work."""

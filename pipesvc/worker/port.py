@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
@@ -45,7 +46,9 @@ class Port:
         self._poll = select.epoll()
         self._poll.register(end.fileno(), select.EPOLLIN)
         self._num_consumed: dict[Link, int] = {}
-        self._num_by_agent: dict[Link, int] = {}  # parcels of a link that came through the agent
+        # Parcels of each link that went, or came, through the agent.
+        self._num_to_agent: Counter[Link] = Counter()
+        self._num_by_agent: Counter[Link] = Counter()
         self._counted_s = 0.0
         self._events: list[local_pb2.ToChild | ParcelArrived] = []
         self.has_reported_ready = False
@@ -79,7 +82,7 @@ class Port:
     def consumed(self, link: Link) -> None:
         """One more parcel of this link has been taken into work, so its sender may send one more."""
         number = self._num_consumed[link] = self._num_consumed.get(link, 0) + 1
-        num_by_agent = self._num_by_agent.get(link, 0)
+        num_by_agent = self._num_by_agent[link]
         if number > num_by_agent and (receiver := self._receivers.get(link)) is not None:
             receiver.consumed(number - num_by_agent)
             self._watch(receiver)
@@ -105,8 +108,13 @@ class Port:
             while (packet := self._receive()) is not None:
                 self._take(packet)
             return
-        self._events.extend(peer.read())
+        peer.read()
+        if isinstance(peer, PeerReceiver):
+            self._take_from(peer)
         self._watch(peer)
+
+    def _take_from(self, receiver: PeerReceiver) -> None:
+        self._events.extend(receiver.take(self._num_by_agent[receiver.link]))
 
     def _watch(self, peer: PeerSender | PeerReceiver) -> None:
         """Wake up when what waits can go on; never again for one that is gone."""
@@ -148,8 +156,10 @@ class Port:
         match message.WhichOneof("message"):
             case "tensor":
                 if (arrived := self._parcels.take(message.tensor, packet.descriptors)) is not None:
-                    self._num_by_agent[arrived.link] = self._num_by_agent.get(arrived.link, 0) + 1
+                    self._num_by_agent[arrived.link] += 1
                     self._events.append(arrived)
+                    if (receiver := self._receivers.get(arrived.link)) is not None:
+                        self._take_from(receiver)
             case "release_segment":
                 self._parcels.released(message.release_segment)
             case "peer_link":
@@ -161,7 +171,7 @@ class Port:
         link, sock = Link.from_message(found.link), socket.socket(fileno=descriptor)
         peer: PeerSender | PeerReceiver
         if found.is_sender:
-            peer = self._senders[link] = PeerSender(link, sock, found.window_parcels)
+            peer = self._senders[link] = PeerSender(link, sock, found.window_parcels, self._num_to_agent[link])
         else:
             peer = self._receivers[link] = PeerReceiver(link, sock)
         self._peers[descriptor] = peer
@@ -176,6 +186,7 @@ class Port:
             self._watch(sender)
             self._count()
             return
+        self._num_to_agent[link] += 1
         for local, descriptors in self._parcels.described(link, step, micro_batch, structure, leaves):
             self._send(local_pb2.FromChild(tensor=local), descriptors)
 

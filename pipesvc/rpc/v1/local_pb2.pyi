@@ -151,14 +151,16 @@ class PeerLink(_message.Message):
     def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., is_sender: _Optional[bool] = ..., window_parcels: _Optional[int] = ...) -> None: ...
 
 class PeerMessage(_message.Message):
-    __slots__ = ("tensor", "release_segment", "parcels_consumed")
+    __slots__ = ("tensor", "release_segment", "parcels_consumed", "begins_after")
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     RELEASE_SEGMENT_FIELD_NUMBER: _ClassVar[int]
     PARCELS_CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_AFTER_FIELD_NUMBER: _ClassVar[int]
     tensor: LocalTensor
     release_segment: ReleaseSegment
     parcels_consumed: ParcelsConsumed
-    def __init__(self, tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ...) -> None: ...
+    begins_after: int
+    def __init__(self, tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ..., begins_after: _Optional[int] = ...) -> None: ...
 
 class Knock(_message.Message):
     __slots__ = ("run_id", "term", "link", "token")

@@ -85,7 +85,7 @@ FIELDS: list[tuple[Make, str, Sequence[object]]] = [
     (data, "capacity", NO_COUNT),
     (data, "timeout_s", (*NO_NUMBER, 1e300)),
     (data, "yields", (None, 3, HUGE, np.array(["sample", "batch"]), "SAMPLE")),
-    *((Strategy, name, NO_FLAG) for name in ("pipeline", "allow_cpu_for_gpu")),
+    *((Strategy, name, NO_FLAG) for name in ("pipeline", "allow_cpu_for_gpu", "same_host")),
     *((Strategy, name, NO_COUNT) for name in ("micro_batches", "num_stages", "in_flight")),
     (Strategy, "boundaries", (*NO_BOUNDARIES, *((each,) for each in NO_BOUNDARY))),
     (Strategy, "placement", NO_PLACEMENT),

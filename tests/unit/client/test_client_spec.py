@@ -77,6 +77,7 @@ def _full_job(user: object) -> Job:
             in_flight=3,
             recompute=True,
             compile=True,
+            same_host=False,
         ),
         epochs=2,
         max_steps=9,
