@@ -16,6 +16,7 @@ from pipesvc.net.addresses import Address
 from pipesvc.net.link_service import LinkService
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
 from pipesvc.wire.links import Link
+from pipesvc.worker.doors import Door
 from pipesvc.worker.exchange import Exchange
 from pipesvc.worker.local_socket import AgentEnd, Packet, socket_pair
 from tests.integration.agent_port_child import BACKWARD, FORWARD, NUM_LARGE
@@ -37,8 +38,9 @@ class HalfAgent:
         self.reported = asyncio.Event()
         self.exchange: Any = None
 
-    async def open(self, addresses: dict[int, str], arguments: list[str]) -> None:
+    async def open(self, addresses: dict[int, str], arguments: list[str], *, has_door: bool = False) -> None:
         await self._server.start()
+        self.door = Door() if has_door else None
         agent_end, child_end = socket_pair()
         with child_end:
             command = [sys.executable, str(CHILD), str(child_end.fileno()), *arguments]
@@ -54,6 +56,7 @@ class HalfAgent:
             service=self.service,
             on_failed=self.failures.append,
             on_client_lost=self.failures.append,
+            door=self.door,
         )
         self.exchange.add(EXECUTOR, self, [["first", "second"].index(arguments[0])])
 
@@ -70,6 +73,8 @@ class HalfAgent:
     async def close(self) -> None:
         if self.exchange is not None:
             await self.exchange.close()
+            if self.door is not None:
+                await self.door.close()
             self.end.close()
             await asyncio.to_thread(self.process.wait, 10)
         await self._server.stop(0.0)
@@ -81,13 +86,15 @@ def _count(counts: list[worker_pb2.LinkCount], link: Link) -> worker_pb2.LinkCou
 
 
 @pytest.mark.asyncio
-async def test_parcels_cross_two_agents_and_all_segments_come_back() -> None:
+@pytest.mark.parametrize("doors", [(False, False), (True, False), (False, True), (True, True)])
+async def test_parcels_arrive_in_order_and_all_segments_come_back(doors: tuple[bool, bool]) -> None:
+    """Each way of a link, and an agent that knows the shorter one beside one that does not."""
     num_parcels = 12
     first, second = HalfAgent(), HalfAgent()
     addresses = {0: first.address, 1: second.address}
     try:
-        await first.open(addresses, ["first", str(num_parcels)])
-        await second.open(addresses, ["second", str(num_parcels)])
+        await first.open(addresses, ["first", str(num_parcels)], has_door=doors[0])
+        await second.open(addresses, ["second", str(num_parcels)], has_door=doors[1])
         async with asyncio.timeout(60):
             await asyncio.gather(first.reported.wait(), second.reported.wait())
             while first.exchange.num_segments_in_use or second.exchange.num_segments_in_use:
@@ -97,8 +104,13 @@ async def test_parcels_cross_two_agents_and_all_segments_come_back() -> None:
         backward = _count(second.exchange.counts(), BACKWARD)
         assert forward.tensor_bytes == num_parcels * (LARGE_BYTES + 2)
         assert backward.tensor_bytes == num_parcels * LARGE_BYTES
-        assert forward.num_frames == num_parcels * 4
-        assert LARGE_BYTES * num_parcels < forward.wire_bytes < LARGE_BYTES * num_parcels * 1.01
+        if all(doors):
+            assert {forward.way, backward.way} == {types_pb2.LINK_WAY_SAME_HOST}
+            assert forward.wire_bytes < LARGE_BYTES * num_parcels
+        else:
+            assert {forward.way, backward.way} == {types_pb2.LINK_WAY_GRPC}
+            assert forward.num_frames == num_parcels * 4
+            assert LARGE_BYTES * num_parcels < forward.wire_bytes < LARGE_BYTES * num_parcels * 1.01
     finally:
         await first.close()
         await second.close()
