@@ -7,6 +7,7 @@ agents have found that it is on this host (`peer_links`).
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -23,6 +24,7 @@ from pipesvc.wire.links import Link
 from pipesvc.worker.local_socket import ChildEnd, Packet, PeerGoneError
 from pipesvc.worker.parcels import ParcelArrived, Parcels
 from pipesvc.worker.peer_links import PeerReceiver, PeerSender
+from pipesvc.worker.progress_page import ProgressPage
 
 __all__ = ["ParcelArrived", "Port"]
 
@@ -50,6 +52,7 @@ class Port:
         self._num_to_agent: Counter[Link] = Counter()
         self._num_by_agent: Counter[Link] = Counter()
         self._counted_s = 0.0
+        self._page: ProgressPage | None = None
         self._events: list[local_pb2.ToChild | ParcelArrived] = []
         self.has_reported_ready = False
 
@@ -91,6 +94,9 @@ class Port:
         self.report(local_pb2.FromChild(parcels_consumed=consumed))
 
     def report(self, message: local_pb2.FromChild) -> None:
+        if message.HasField("progress"):
+            self._show(message.progress)
+            return
         self._send(message)
         if message.HasField("ready"):
             self.has_reported_ready = True
@@ -101,6 +107,15 @@ class Port:
         self._poll.close()
         self._end.close()
         self._parcels.close()
+
+    def _show(self, progress: local_pb2.Progress) -> None:
+        if self._page is not None:
+            self._page.write(progress)
+            return
+        self._page = ProgressPage()
+        self._page.write(progress)
+        self._send(local_pb2.FromChild(progress_page=local_pb2.ProgressPage()), (self._page.descriptor,))
+        os.close(self._page.descriptor)
 
     def _read(self, descriptor: int) -> None:
         peer = self._peers.get(descriptor)

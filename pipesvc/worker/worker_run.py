@@ -27,6 +27,7 @@ from pipesvc.worker.doors import Door
 from pipesvc.worker.exchange import Exchange
 from pipesvc.worker.nursery_client import NurseryClient
 from pipesvc.worker.progress import in_words
+from pipesvc.worker.progress_page import ProgressView
 
 # Read by native thread pools when they are loaded. torch, which the nursery has loaded, is told by the child's work.
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -78,7 +79,7 @@ class WorkerRun:
         self._nursery = nursery
         self._bundle_dir = ""
         self._children: dict[types_pb2.Role, Child] = {}
-        self._progress: dict[types_pb2.Role, local_pb2.Progress] = {}
+        self._progress: dict[types_pb2.Role, ProgressView] = {}
         # Roles of which no further explanation is due: they failed by name, or have done all that they were there for.
         self._explained: set[types_pb2.Role] = set()
         self._is_stopping = False
@@ -121,7 +122,7 @@ class WorkerRun:
 
     def progress(self) -> list[worker_pb2.ChildProgress]:
         return [
-            worker_pb2.ChildProgress(run_id=self.run_id, role=role, progress=self._progress.get(role))
+            worker_pb2.ChildProgress(run_id=self.run_id, role=role, progress=self._progress_of(role))
             for role, child in self._children.items()
             if child.is_running
         ]
@@ -165,8 +166,8 @@ class WorkerRun:
             except PipesvcError as error:
                 self._fail(role, error)
             return
-        if kind == "progress":
-            self._progress[role] = message.progress
+        if kind == "progress_page":
+            self._progress[role] = ProgressView(descriptors[0])
             return
         if kind == "failed" or (kind == "inspected" and not message.inspected.is_trying):
             self._explained.add(role)
@@ -179,9 +180,10 @@ class WorkerRun:
         self._upstream.put(worker_pb2.AttachRequest(log_lines=log_lines))
 
     def child_exited(self, role: types_pb2.Role, exit: ChildExit) -> None:
+        progress = self._progress_of(role)
+        self._progress.pop(role, None)
         if self._is_stopping or role in self._explained:
             return
-        progress = self._progress.get(role)
         where = self._where
         if progress is not None:
             where = Where(
@@ -201,6 +203,10 @@ class WorkerRun:
             last_words=exit.last_words,
         )
         self._fail(role, PipesvcError.of(details))
+
+    def _progress_of(self, role: types_pb2.Role) -> local_pb2.Progress | None:
+        view = self._progress.get(role)
+        return view.read() if view is not None else None
 
     def _start(self, start: worker_pb2.StartChild) -> None:
         assignment = start.assignment

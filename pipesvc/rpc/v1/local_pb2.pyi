@@ -494,8 +494,12 @@ class LinkProfile(_message.Message):
     problem: str
     def __init__(self, endpoint: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...
 
+class ProgressPage(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class FromChild(_message.Message):
-    __slots__ = ("ready", "inspected", "batch_announced", "data_ended", "step_applied", "failed", "progress", "state_chunk", "trace", "tensor", "release_segment", "parcels_consumed", "device_profile", "link_profile", "output_part", "read_weights", "peer_counts")
+    __slots__ = ("ready", "inspected", "batch_announced", "data_ended", "step_applied", "failed", "progress", "state_chunk", "trace", "tensor", "release_segment", "parcels_consumed", "device_profile", "link_profile", "output_part", "read_weights", "peer_counts", "progress_page")
     READY_FIELD_NUMBER: _ClassVar[int]
     INSPECTED_FIELD_NUMBER: _ClassVar[int]
     BATCH_ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
@@ -513,6 +517,7 @@ class FromChild(_message.Message):
     OUTPUT_PART_FIELD_NUMBER: _ClassVar[int]
     READ_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     PEER_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_PAGE_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
     inspected: Inspected
     batch_announced: BatchAnnounced
@@ -530,7 +535,8 @@ class FromChild(_message.Message):
     output_part: OutputPart
     read_weights: ReadWeights
     peer_counts: PeerCounts
-    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., inspected: _Optional[_Union[Inspected, _Mapping]] = ..., batch_announced: _Optional[_Union[BatchAnnounced, _Mapping]] = ..., data_ended: _Optional[_Union[DataEnded, _Mapping]] = ..., step_applied: _Optional[_Union[StepApplied, _Mapping]] = ..., failed: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ..., device_profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., link_profile: _Optional[_Union[LinkProfile, _Mapping]] = ..., output_part: _Optional[_Union[OutputPart, _Mapping]] = ..., read_weights: _Optional[_Union[ReadWeights, _Mapping]] = ..., peer_counts: _Optional[_Union[PeerCounts, _Mapping]] = ...) -> None: ...
+    progress_page: ProgressPage
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., inspected: _Optional[_Union[Inspected, _Mapping]] = ..., batch_announced: _Optional[_Union[BatchAnnounced, _Mapping]] = ..., data_ended: _Optional[_Union[DataEnded, _Mapping]] = ..., step_applied: _Optional[_Union[StepApplied, _Mapping]] = ..., failed: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ..., device_profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., link_profile: _Optional[_Union[LinkProfile, _Mapping]] = ..., output_part: _Optional[_Union[OutputPart, _Mapping]] = ..., read_weights: _Optional[_Union[ReadWeights, _Mapping]] = ..., peer_counts: _Optional[_Union[PeerCounts, _Mapping]] = ..., progress_page: _Optional[_Union[ProgressPage, _Mapping]] = ...) -> None: ...
 
 class ForkChild(_message.Message):
     __slots__ = ("child_number", "environment")

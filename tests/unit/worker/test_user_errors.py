@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.worker import calls, child
+from pipesvc.worker.local_socket import ChildEnd, receive_now, socket_pair
 from pipesvc.worker.user_errors import user_error
 
 WHERE = Where(run_id="r", step=4, stage=1, worker="w")
@@ -64,19 +64,6 @@ def test_module_that_exits_when_imported_is_refused_by_name(module: Path, code: 
     assert "sys.exit(" in details.traceback
 
 
-class End:
-    """A child's socket that keeps what was said."""
-
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-
-    def send(self, message: bytes) -> None:
-        self.sent.append(message)
-
-    def fileno(self) -> int:
-        return 0
-
-
 def test_keyboard_interrupt_of_user_code_becomes_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
     class Module:
         @staticmethod
@@ -84,8 +71,10 @@ def test_keyboard_interrupt_of_user_code_becomes_a_report(monkeypatch: pytest.Mo
             raise KeyboardInterrupt
 
     monkeypatch.setattr(child, "import_module", lambda _name: Module)
-    end: Any = End()
-    assert child.work(end, local_pb2.Assignment(run_id="r", role=types_pb2.ROLE_EXECUTOR, worker="w")) == 1
-    failed = local_pb2.FromChild.FromString(end.sent[-1]).failed
+    agent, own = socket_pair()
+    with agent, own:
+        assignment = local_pb2.Assignment(run_id="r", role=types_pb2.ROLE_EXECUTOR, worker="w")
+        assert child.work(ChildEnd(own), assignment) == 1
+        failed = local_pb2.FromChild.FromString(receive_now(agent).message).failed
     assert failed.message == "in the executor: KeyboardInterrupt"
     assert failed.exception_type == "KeyboardInterrupt"

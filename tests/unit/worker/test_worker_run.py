@@ -15,6 +15,7 @@ from pipesvc.wire.frames import FrameHeader
 from pipesvc.wire.links import Link
 from pipesvc.worker.children import ChildExit
 from pipesvc.worker.nursery_client import NurseryClient
+from pipesvc.worker.progress_page import ProgressPage
 from pipesvc.worker.worker_run import WorkerRun
 
 STREAM = Link.parse("client>feeder/stream")
@@ -125,7 +126,9 @@ async def test_client_of_a_run_that_stops_may_go(world: World) -> None:
 )
 def test_place_of_a_death_reads_as_words(world: World, progress: local_pb2.Progress | None, words: str) -> None:
     if progress is not None:
-        world.run.child_said(EXECUTOR, local_pb2.FromChild(progress=progress), ())
+        page = ProgressPage()
+        page.write(progress)
+        world.run.child_said(EXECUTOR, local_pb2.FromChild(progress_page=local_pb2.ProgressPage()), (page.descriptor,))
     world.run.child_exited(EXECUTOR, ChildExit(returncode=3, last_words=""))
     assert world.upstream.failures[0].message == f"the executor ended with exit code 3{words}"
 
