@@ -22,7 +22,8 @@ from pipesvc.client.transport import Transport
 from pipesvc.client.watching import ENDED
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.net import addresses
-from pipesvc.net.link_sender import LinkSender, OutgoingTensor
+from pipesvc.net.link_sender import LinkSender
+from pipesvc.net.outgoing import OutgoingTensor
 from pipesvc.rpc.v1 import run_pb2, types_pb2
 from pipesvc.wire.links import CLIENT, FEEDER, Link
 from pipesvc.wire.tree import flatten

@@ -14,7 +14,6 @@ import asyncio
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import grpc
@@ -24,8 +23,9 @@ from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.net import options
 from pipesvc.net.addresses import Address
 from pipesvc.net.channels import Metadata, aio_channel, auth_metadata
+from pipesvc.net.outgoing import Acknowledged, LinkCounts, OutgoingTensor
 from pipesvc.net.reports import report_of, status_and_text
-from pipesvc.rpc.v1 import data_pb2, types_pb2
+from pipesvc.rpc.v1 import data_pb2
 from pipesvc.wire.credit import SenderState
 from pipesvc.wire.frames import FrameHeader, encode
 from pipesvc.wire.links import Link
@@ -37,37 +37,7 @@ _LONGEST_PAUSE_S: Final = 1.0
 # For the reader to learn why a write failed.
 _STATUS_WAIT_S: Final = 2.0
 
-Acknowledged = Callable[[], None]
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OutgoingTensor:
-    """One tensor of a parcel, or a marker without bytes: an empty parcel (0 of 0) or a gradient that does not exist.
-
-    The bytes in `view` must stay as they are until `on_acknowledged` is called. `structure` belongs to value 0.
-    """
-
-    step: int
-    micro_batch: int
-    value: int
-    num_values: int
-    view: memoryview
-    on_acknowledged: Acknowledged
-    structure: str = ""
-    element_type: int = types_pb2.ELEMENT_TYPE_UNSPECIFIED
-    shape: tuple[int, ...] = ()
-    requires_grad: bool = False
-    is_no_gradient: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinkCounts:
-    """What a link has sent. Tensors count once; frames and wire bytes include what was sent again after a break."""
-
-    tensor_bytes: int = 0
-    wire_bytes: int = 0
-    num_frames: int = 0
 
 
 class LinkSender:

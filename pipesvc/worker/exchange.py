@@ -21,8 +21,9 @@ from typing import Final, Protocol
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.net.addresses import parse
-from pipesvc.net.link_sender import LinkCounts, LinkSender, OutgoingTensor
+from pipesvc.net.link_sender import LinkSender
 from pipesvc.net.link_service import LinkService
+from pipesvc.net.outgoing import LinkCounts, OutgoingTensor
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
 from pipesvc.wire.frames import FrameHeader
 from pipesvc.wire.links import CLIENT, Link, endpoint_name

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pipesvc.errors import PipesvcError
 from pipesvc.net import options, servers
 from pipesvc.net.addresses import Address, parse
-from pipesvc.net.link_sender import LinkSender, OutgoingTensor
+from pipesvc.net.link_sender import LinkSender
 from pipesvc.net.link_service import LinkService
+from pipesvc.net.outgoing import OutgoingTensor
 from pipesvc.rpc.v1 import types_pb2
 from pipesvc.wire.frames import FrameHeader
 from pipesvc.wire.links import Link

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from pipesvc.errors import ErrorCode, PipesvcError
-from pipesvc.net.link_sender import OutgoingTensor
 from pipesvc.net.link_service import LinkService
 from pipesvc.net.options import DATA_MESSAGE_BYTES
+from pipesvc.net.outgoing import OutgoingTensor
 from pipesvc.rpc.v1 import types_pb2
 from pipesvc.wire.frames import CHUNK_BYTES, FrameHeader, encode
 from pipesvc.wire.links import Link
