@@ -265,7 +265,7 @@ def _end_at_once(agent: Agent) -> None:
     os._exit(LIFELINE_EXIT)
 
 
-def _prepare_process() -> None:
+def prepare_process() -> None:
     """Reap what a killed nursery leaves, and have malloc keep large blocks."""
     adopt_orphans()
     libc = ctypes.CDLL(None)
@@ -275,7 +275,7 @@ def _prepare_process() -> None:
 
 def main(settings: WorkerSettings) -> int:
     """Run the worker; gives the exit code. What ended it is one line on standard error."""
-    _prepare_process()
+    prepare_process()
     try:
         loops.run(serve(settings))
     except PipesvcError as error:
