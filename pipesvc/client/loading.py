@@ -9,12 +9,17 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
 from pipesvc.client.checks import refuse
 from pipesvc.client.job import Job
 from pipesvc.errors import ErrorCode, PipesvcError
+
+# Ours, and what Python runs to import.
+_SKIPPED: Final = (str(Path(__file__).resolve().parents[1]) + "/", "<", importlib.__file__)
 
 
 def load_job(text: str) -> Job:
@@ -44,8 +49,12 @@ def _import(place: str) -> ModuleType:
     name = path.stem if is_file else place
     try:
         module = importlib.import_module(name)
-    except PipesvcError:
-        raise
+    except PipesvcError as error:
+        frames = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_SKIPPED)
+        ]
+        where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+        raise PipesvcError.of(replace(error.details, message=f"{where}{error.details.message}")) from error
     except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
         where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -101,7 +101,20 @@ class FilesDesk:
                 self._check(job, is_training=is_training)
         if not job.HasField("training"):
             return None
-        start = await asyncio.to_thread(self._store.source_position, job)
+        try:
+            start = await asyncio.to_thread(self._store.source_position, job)
+        except PipesvcError as error:
+            what = f"no training goes on from {name_of(job.training)}: {error.details.message}"
+            advice = error.details.advice or "Save the checkpoint again"
+            raise PipesvcError(ErrorCode.INVALID_JOB, what, advice=advice) from error
+        then, now = (start.accumulate, start.batch_size), (job.accumulate, job.data.batch_size)
+        if then != now and not job.data.is_streamed:
+            raise PipesvcError(
+                ErrorCode.INVALID_JOB,
+                f"a step of the checkpoint is accumulate={then[0]} x batch_size={then[1]}, and that of the job "
+                f"{now[0]} x {now[1]}: its place in the data is counted in steps",
+                advice="Leave both as they were; or begin anew with its weights: init= instead of resume=",
+            )
         if job.max_steps and start.step >= job.max_steps:
             raise PipesvcError(
                 ErrorCode.INVALID_JOB,

@@ -24,25 +24,30 @@ WEIGHTS_FILE: Final = "weights.safetensors"
 TRAINING_FILE: Final = "training.safetensors"
 
 # In the metadata of the weights.
-STEP: Final = "step"
+STANDS: Final = "stands"
 POSITION: Final = "position"
 STAGE: Final = "stage-"
 UNSAVABLE: Final = "unsavable-"
 
 
 def check_pair(weights: Layout, position: types_pb2.Position) -> None:
-    """Refuses weights of another step; those of other tools do not say theirs."""
-    step = weights.metadata.get(STEP)
-    if step is not None and step != str(position.step):
+    """Refuses weights of another step or run; those of other tools do not say theirs."""
+    stands = weights.metadata.get(STANDS)
+    if stands is not None and stands != stands_text(position):
         raise PipesvcError(
             ErrorCode.INVALID_JOB,
-            f"the weights of the checkpoint are of step {step}, and its training state is of step {position.step}",
+            f"the weights of the checkpoint are of {stands}, and its training state is of {stands_text(position)}",
             advice="Both files must come from one `run.save_checkpoint`",
         )
 
 
+def stands_text(position: types_pb2.Position) -> str:
+    return f"step {position.step} of run {position.run_id}"
+
+
 def position_text(position: types_pb2.Position) -> str:
-    return json.dumps([position.step, position.epoch, position.steps_in_epoch])
+    numbers = [position.step, position.epoch, position.steps_in_epoch, position.batch_size, position.accumulate]
+    return json.dumps([*numbers, position.run_id])
 
 
 def position_of(layout: Layout) -> types_pb2.Position:
@@ -55,8 +60,17 @@ def position_of(layout: Layout) -> types_pb2.Position:
                 advice="Begin anew with its weights: init= instead of resume=",
             )
     try:
-        step, epoch, steps_in_epoch = json.loads(layout.metadata[POSITION])
-        return types_pb2.Position(step=step, epoch=epoch, steps_in_epoch=steps_in_epoch)
+        step, epoch, steps_in_epoch, batch_size, accumulate, run_id = json.loads(layout.metadata[POSITION])
+        if not 0 <= epoch <= step - steps_in_epoch or (not epoch and step != steps_in_epoch):
+            raise ValueError("an epoch has a step at least")
+        return types_pb2.Position(
+            step=step,
+            epoch=epoch,
+            steps_in_epoch=steps_in_epoch,
+            batch_size=batch_size,
+            accumulate=accumulate,
+            run_id=run_id,
+        )
     except (KeyError, TypeError, ValueError) as error:
         message = "the file is not the training state of a checkpoint: it does not say at which step it stands"
         raise PipesvcError(

@@ -61,7 +61,9 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
         del whole
     if job.HasField("weights"):
         progress.busy("comparing the weights with the model")
-        _refuse_other_weights(port, name_of(job.weights), parts, where)
+        own = "Give the state dict of this very model, or change the model function or its arguments"
+        advice = "Go on with the very model of the checkpoint" if job.HasField("training") else own
+        _refuse_other_weights(port, name_of(job.weights), parts, advice, where)
     layers = skeleton.layer_infos(parts)
     del parts
     found = Inspection(layers=layers, model_bytes=sum(each.parameter_bytes + each.buffer_bytes for each in layers))
@@ -100,19 +102,19 @@ def _parts(build: Callable[[], Any], job: job_pb2.JobSpec, where: Where) -> list
         raise user_error(ErrorCode.BUILD_FAILED, "building the model", cause, where=where) from cause
 
 
-def _refuse_other_weights(port: PortLike, name: str, parts: Sequence[NamedLayer], where: Where) -> None:
+def _refuse_other_weights(port: PortLike, name: str, parts: Sequence[NamedLayer], advice: str, where: Where) -> None:
     """Names and shapes must be those of the model, all of them."""
     try:
         layout = WeightsReader(port, name).layout()
     except PipesvcError as error:
-        advice = "Give a file that safetensors wrote, such as `run.save_weights` or `safetensors.torch.save_file`"
-        raise PipesvcError(ErrorCode.INVALID_JOB, error.details.message, advice=advice, where=where) from error
+        fix = "Give a file that safetensors wrote, such as `run.save_weights` or `safetensors.torch.save_file`"
+        raise PipesvcError(ErrorCode.INVALID_JOB, error.details.message, advice=fix, where=where) from error
     differing = loading.misfits(skeleton.state_shapes(parts), layout)
     if differing:
         raise PipesvcError(
             ErrorCode.INVALID_JOB,
             f"{name} does not fit the model: {'; '.join(differing)}",
-            advice="Give the state dict of this very model, or change the model function or its arguments",
+            advice=advice,
             where=where,
         )
 

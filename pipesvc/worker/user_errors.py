@@ -7,13 +7,14 @@ worker only.
 
 from __future__ import annotations
 
+import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where, printable
-from pipesvc.model.source_paths import shown_traceback
+from pipesvc.model.source_paths import shown_path, shown_traceback
 
 # The report must fit into one message of the local socket.
 MAX_TRACEBACK_CHARS: Final = 32_000
@@ -29,10 +30,21 @@ def user_error(code: ErrorCode, doing: str, cause: BaseException, *, advice: str
         advice = advice or "Install the package on every worker, or leave the import to code that needs it"
     if isinstance(cause, FileNotFoundError):
         advice = advice or "The code runs on a worker: add the file to the job by include=, or put it on every worker"
+    if place := _place_of(cause):
+        advice = advice or f"It was raised at {place}"
     text = " ".join(_text_of(cause).split())
     message = f"{doing}: {type(cause).__name__}" + (f": {text}" if text else "")
     details = PipesvcError(code, message, advice=advice, where=where).details
     return PipesvcError.of(replace(details, exception_type=type(cause).__name__, traceback=user_traceback(cause)))
+
+
+def _place_of(cause: BaseException) -> str:
+    """The innermost line that is neither ours nor torch's, as in "train.py:12"; "" if there is none."""
+    frames = traceback.extract_tb(cause.__traceback__)
+    torch = getattr(sys.modules.get("torch"), "__file__", None)  # it may be missing, which is then the error
+    others = (_OWN_DIR, "<", str(Path(torch).parent) + "/") if torch else (_OWN_DIR, "<")
+    ours = [each for each in frames if not each.filename.startswith(others)]
+    return f"{shown_path(ours[-1].filename)}:{ours[-1].lineno}" if ours else ""
 
 
 def user_traceback(cause: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -206,7 +207,7 @@ class FakeWorker:
             for offset, end in ((0, 10), (10, len(data))):
                 chunk = local_pb2.StateChunk(step=step, stage=stage.index, offset=offset, data=data[offset:end])
                 await self.report(run_id, types_pb2.ROLE_EXECUTOR, local_pb2.FromChild(state_chunk=chunk))
-            training = make_layout({}, {"position": f"[{step}, 0, {step}]"}).header
+            training = make_layout({}, {"position": json.dumps([step, 0, step, 4, 1, "r"])}).header
             chunk = local_pb2.StateChunk(step=step, stage=stage.index, data=training, is_last=True, is_training=True)
             await self.report(run_id, types_pb2.ROLE_EXECUTOR, local_pb2.FromChild(state_chunk=chunk))
 

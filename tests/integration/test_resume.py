@@ -157,13 +157,23 @@ def test_what_cannot_go_on_is_refused_with_the_way_out(
 ) -> None:
     for job, said, advice in (
         (make_job(resume=begun, max_steps=7), "stands after step 7, and max_steps is 7", "raise it"),
+        (
+            make_job(resume=begun, epochs=3, accumulate=2),
+            "a step of the checkpoint is accumulate=1 x batch_size=8",
+            "init=",
+        ),
+        (
+            make_job(resume=begun, epochs=3, scheduler=None),
+            "the checkpoint has OneCycleLR, and the job has no",
+            "init=",
+        ),
         (make_job(resume=begun, epochs=1), "the data end where the checkpoint stands", "raise it"),
         (
             make_job(resume=begun, epochs=3, optimizer=pipesvc.Optimizer(torch.optim.SGD, lr=0.1)),
             "the checkpoint is of AdamW, and the job has SGD",
             "init=",
         ),
-        (make_job(resume=begun, epochs=3, model=jobs.mlp), "does not fit the model", "model function"),
+        (make_job(resume=begun, epochs=3, model=jobs.mlp), "does not fit the model", "very model of the checkpoint"),
     ):
         with pytest.raises(PipesvcError) as caught:
             cluster.submit(job).wait()
@@ -171,6 +181,11 @@ def test_what_cannot_go_on_is_refused_with_the_way_out(
         assert said in caught.value.details.message
         assert advice in caught.value.details.advice
     begun.save_checkpoint(tmp_path)
+    other = cluster.submit(make_job(max_steps=EPOCH + 2, seed=4))
+    other.wait()
+    other.save_weights(tmp_path / "weights.safetensors")
+    with pytest.raises(PipesvcError, match=f"are of step 7 of run {other.run_id}, and its training state is of step 7"):
+        cluster.submit(make_job(resume=tmp_path, epochs=3))
     (tmp_path / "training.safetensors").write_bytes((tmp_path / "weights.safetensors").read_bytes())
     with pytest.raises(PipesvcError, match="not the training state of a checkpoint"):
         cluster.submit(make_job(resume=tmp_path, epochs=3))

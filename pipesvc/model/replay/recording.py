@@ -197,10 +197,10 @@ class Recording(Program):
 def _refuse_objects(name: str, args: Any, kwargs: Any, outputs: Any) -> None:
     for _, leaf in nest.leaves(outputs):
         if not isinstance(leaf, (Tensor, *PLAIN_TYPES)):
-            raise refusals.foreign_object(name, type(leaf).__name__, "returns")
+            raise refusals.foreign_object(name, type(leaf).__name__, "returns", user_line())
     for _, leaf in nest.leaves((args, kwargs)):
         if not isinstance(leaf, (Tensor, *PLAIN_TYPES)) and tensors_held(leaf):
-            raise refusals.foreign_object(name, type(leaf).__name__, "is given")
+            raise refusals.foreign_object(name, type(leaf).__name__, "is given", user_line())
 
 
 def _text_of(func: Any) -> str:

@@ -107,9 +107,10 @@ def guard_goes_back(label: str, after: str, line: str) -> PipesvcError:
     )
 
 
-def foreign_object(unit: str, kind: str, doing: str) -> PipesvcError:
+def foreign_object(unit: str, kind: str, doing: str, line: str) -> PipesvcError:
     return refused(
-        f"unit {unit!r} {doing} a {kind} object; only tensors, numbers, strings, None and containers of them can cross",
+        f"unit {unit!r} {doing} a {kind} object at {line}; "
+        "only tensors, numbers, strings, None and containers of them can cross",
         "Set use_cache=False if it is a cache; otherwise pass its tensors.",
     )
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apipesvc/rpc/v1/types.proto\x12\x0epipesvc.rpc.v1\"?\n\x08Position\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0esteps_in_epoch\x18\x03 \x01(\x04\"T\n\x06LinkId\x12\x10\n\x08producer\x18\x01 \x01(\x05\x12\x10\n\x08\x63onsumer\x18\x02 \x01(\x05\x12&\n\x04kind\x18\x03 \x01(\x0e\x32\x18.pipesvc.rpc.v1.LinkKind\"\x98\x01\n\x04\x43\x61ll\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x02 \x01(\t\x12\x36\n\tfunctions\x18\x03 \x03(\x0b\x32#.pipesvc.rpc.v1.Call.FunctionsEntry\x1a\x30\n\x0e\x46unctionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9e\x02\n\x0b\x45rrorReport\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x64vice\x18\x03 \x01(\t\x12\x16\n\x0e\x65xception_type\x18\x04 \x01(\t\x12\x11\n\ttraceback\x18\x05 \x01(\t\x12\x0e\n\x06run_id\x18\x06 \x01(\t\x12\x11\n\x04step\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\x05stage\x18\x08 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0bmicro_batch\x18\t \x01(\rH\x02\x88\x01\x01\x12\x0e\n\x06worker\x18\n \x01(\t\x12\x0c\n\x04host\x18\x0b \x01(\t\x12\x12\n\nlast_words\x18\x0c \x01(\t\x12\x0f\n\x07is_echo\x18\r \x01(\x08\x42\x07\n\x05_stepB\x08\n\x06_stageB\x0e\n\x0c_micro_batch*g\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x11\n\rROLE_EXECUTOR\x10\x01\x12\x0f\n\x0bROLE_FEEDER\x10\x02\x12\x12\n\x0eROLE_INSPECTOR\x10\x03\x12\x11\n\rROLE_PROFILER\x10\x04*\xe5\x04\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x01\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT64\x10\x02\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\x03\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x04\x12\x15\n\x11\x45LEMENT_TYPE_INT8\x10\x05\x12\x16\n\x12\x45LEMENT_TYPE_INT16\x10\x06\x12\x16\n\x12\x45LEMENT_TYPE_INT32\x10\x07\x12\x16\n\x12\x45LEMENT_TYPE_INT64\x10\x08\x12\x16\n\x12\x45LEMENT_TYPE_UINT8\x10\t\x12\x15\n\x11\x45LEMENT_TYPE_BOOL\x10\n\x12\x1a\n\x16\x45LEMENT_TYPE_COMPLEX64\x10\x0b\x12\x1b\n\x17\x45LEMENT_TYPE_COMPLEX128\x10\x0c\x12\x17\n\x13\x45LEMENT_TYPE_UINT16\x10\r\x12\x17\n\x13\x45LEMENT_TYPE_UINT32\x10\x0e\x12\x17\n\x13\x45LEMENT_TYPE_UINT64\x10\x0f\x12\x1e\n\x1a\x45LEMENT_TYPE_FLOAT8_E4M3FN\x10\x10\x12\x1c\n\x18\x45LEMENT_TYPE_FLOAT8_E5M2\x10\x11\x12 \n\x1c\x45LEMENT_TYPE_FLOAT8_E4M3FNUZ\x10\x12\x12 \n\x1c\x45LEMENT_TYPE_FLOAT8_E5M2FNUZ\x10\x13\x12\x1a\n\x16\x45LEMENT_TYPE_COMPLEX32\x10\x14\x12\x1f\n\x1b\x45LEMENT_TYPE_FLOAT8_E8M0FNU\x10\x15*.\n\x05\x43odec\x12\x15\n\x11\x43ODEC_UNSPECIFIED\x10\x00\x12\x0e\n\nCODEC_NONE\x10\x01*\xd9\x01\n\x08LinkKind\x12\x19\n\x15LINK_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14LINK_KIND_ACTIVATION\x10\x01\x12\x16\n\x12LINK_KIND_GRADIENT\x10\x02\x12\x13\n\x0fLINK_KIND_INPUT\x10\x03\x12\x13\n\x0fLINK_KIND_LABEL\x10\x04\x12\x12\n\x0eLINK_KIND_NORM\x10\x05\x12\x16\n\x12LINK_KIND_DECISION\x10\x06\x12\x14\n\x10LINK_KIND_STREAM\x10\x07\x12\x14\n\x10LINK_KIND_WEIGHT\x10\x08*N\n\x07LinkWay\x12\x18\n\x14LINK_WAY_UNSPECIFIED\x10\x00\x12\x11\n\rLINK_WAY_GRPC\x10\x01\x12\x16\n\x12LINK_WAY_SAME_HOST\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apipesvc/rpc/v1/types.proto\x12\x0epipesvc.rpc.v1\"w\n\x08Position\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0esteps_in_epoch\x18\x03 \x01(\x04\x12\x12\n\nbatch_size\x18\x04 \x01(\r\x12\x12\n\naccumulate\x18\x05 \x01(\r\x12\x0e\n\x06run_id\x18\x06 \x01(\t\"T\n\x06LinkId\x12\x10\n\x08producer\x18\x01 \x01(\x05\x12\x10\n\x08\x63onsumer\x18\x02 \x01(\x05\x12&\n\x04kind\x18\x03 \x01(\x0e\x32\x18.pipesvc.rpc.v1.LinkKind\"\x98\x01\n\x04\x43\x61ll\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x02 \x01(\t\x12\x36\n\tfunctions\x18\x03 \x03(\x0b\x32#.pipesvc.rpc.v1.Call.FunctionsEntry\x1a\x30\n\x0e\x46unctionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9e\x02\n\x0b\x45rrorReport\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x64vice\x18\x03 \x01(\t\x12\x16\n\x0e\x65xception_type\x18\x04 \x01(\t\x12\x11\n\ttraceback\x18\x05 \x01(\t\x12\x0e\n\x06run_id\x18\x06 \x01(\t\x12\x11\n\x04step\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\x05stage\x18\x08 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0bmicro_batch\x18\t \x01(\rH\x02\x88\x01\x01\x12\x0e\n\x06worker\x18\n \x01(\t\x12\x0c\n\x04host\x18\x0b \x01(\t\x12\x12\n\nlast_words\x18\x0c \x01(\t\x12\x0f\n\x07is_echo\x18\r \x01(\x08\x42\x07\n\x05_stepB\x08\n\x06_stageB\x0e\n\x0c_micro_batch*g\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x11\n\rROLE_EXECUTOR\x10\x01\x12\x0f\n\x0bROLE_FEEDER\x10\x02\x12\x12\n\x0eROLE_INSPECTOR\x10\x03\x12\x11\n\rROLE_PROFILER\x10\x04*\xe5\x04\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x01\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT64\x10\x02\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\x03\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x04\x12\x15\n\x11\x45LEMENT_TYPE_INT8\x10\x05\x12\x16\n\x12\x45LEMENT_TYPE_INT16\x10\x06\x12\x16\n\x12\x45LEMENT_TYPE_INT32\x10\x07\x12\x16\n\x12\x45LEMENT_TYPE_INT64\x10\x08\x12\x16\n\x12\x45LEMENT_TYPE_UINT8\x10\t\x12\x15\n\x11\x45LEMENT_TYPE_BOOL\x10\n\x12\x1a\n\x16\x45LEMENT_TYPE_COMPLEX64\x10\x0b\x12\x1b\n\x17\x45LEMENT_TYPE_COMPLEX128\x10\x0c\x12\x17\n\x13\x45LEMENT_TYPE_UINT16\x10\r\x12\x17\n\x13\x45LEMENT_TYPE_UINT32\x10\x0e\x12\x17\n\x13\x45LEMENT_TYPE_UINT64\x10\x0f\x12\x1e\n\x1a\x45LEMENT_TYPE_FLOAT8_E4M3FN\x10\x10\x12\x1c\n\x18\x45LEMENT_TYPE_FLOAT8_E5M2\x10\x11\x12 \n\x1c\x45LEMENT_TYPE_FLOAT8_E4M3FNUZ\x10\x12\x12 \n\x1c\x45LEMENT_TYPE_FLOAT8_E5M2FNUZ\x10\x13\x12\x1a\n\x16\x45LEMENT_TYPE_COMPLEX32\x10\x14\x12\x1f\n\x1b\x45LEMENT_TYPE_FLOAT8_E8M0FNU\x10\x15*.\n\x05\x43odec\x12\x15\n\x11\x43ODEC_UNSPECIFIED\x10\x00\x12\x0e\n\nCODEC_NONE\x10\x01*\xd9\x01\n\x08LinkKind\x12\x19\n\x15LINK_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14LINK_KIND_ACTIVATION\x10\x01\x12\x16\n\x12LINK_KIND_GRADIENT\x10\x02\x12\x13\n\x0fLINK_KIND_INPUT\x10\x03\x12\x13\n\x0fLINK_KIND_LABEL\x10\x04\x12\x12\n\x0eLINK_KIND_NORM\x10\x05\x12\x16\n\x12LINK_KIND_DECISION\x10\x06\x12\x14\n\x10LINK_KIND_STREAM\x10\x07\x12\x14\n\x10LINK_KIND_WEIGHT\x10\x08*N\n\x07LinkWay\x12\x18\n\x14LINK_WAY_UNSPECIFIED\x10\x00\x12\x11\n\rLINK_WAY_GRPC\x10\x01\x12\x16\n\x12LINK_WAY_SAME_HOST\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,24 +33,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CALL_FUNCTIONSENTRY']._loaded_options = None
   _globals['_CALL_FUNCTIONSENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=641
-  _globals['_ROLE']._serialized_end=744
-  _globals['_ELEMENTTYPE']._serialized_start=747
-  _globals['_ELEMENTTYPE']._serialized_end=1360
-  _globals['_CODEC']._serialized_start=1362
-  _globals['_CODEC']._serialized_end=1408
-  _globals['_LINKKIND']._serialized_start=1411
-  _globals['_LINKKIND']._serialized_end=1628
-  _globals['_LINKWAY']._serialized_start=1630
-  _globals['_LINKWAY']._serialized_end=1708
+  _globals['_ROLE']._serialized_start=697
+  _globals['_ROLE']._serialized_end=800
+  _globals['_ELEMENTTYPE']._serialized_start=803
+  _globals['_ELEMENTTYPE']._serialized_end=1416
+  _globals['_CODEC']._serialized_start=1418
+  _globals['_CODEC']._serialized_end=1464
+  _globals['_LINKKIND']._serialized_start=1467
+  _globals['_LINKKIND']._serialized_end=1684
+  _globals['_LINKWAY']._serialized_start=1686
+  _globals['_LINKWAY']._serialized_end=1764
   _globals['_POSITION']._serialized_start=46
-  _globals['_POSITION']._serialized_end=109
-  _globals['_LINKID']._serialized_start=111
-  _globals['_LINKID']._serialized_end=195
-  _globals['_CALL']._serialized_start=198
-  _globals['_CALL']._serialized_end=350
-  _globals['_CALL_FUNCTIONSENTRY']._serialized_start=302
-  _globals['_CALL_FUNCTIONSENTRY']._serialized_end=350
-  _globals['_ERRORREPORT']._serialized_start=353
-  _globals['_ERRORREPORT']._serialized_end=639
+  _globals['_POSITION']._serialized_end=165
+  _globals['_LINKID']._serialized_start=167
+  _globals['_LINKID']._serialized_end=251
+  _globals['_CALL']._serialized_start=254
+  _globals['_CALL']._serialized_end=406
+  _globals['_CALL_FUNCTIONSENTRY']._serialized_start=358
+  _globals['_CALL_FUNCTIONSENTRY']._serialized_end=406
+  _globals['_ERRORREPORT']._serialized_start=409
+  _globals['_ERRORREPORT']._serialized_end=695
 # @@protoc_insertion_point(module_scope)

@@ -105,14 +105,20 @@ LINK_WAY_GRPC: LinkWay
 LINK_WAY_SAME_HOST: LinkWay
 
 class Position(_message.Message):
-    __slots__ = ("step", "epoch", "steps_in_epoch")
+    __slots__ = ("step", "epoch", "steps_in_epoch", "batch_size", "accumulate", "run_id")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEPS_IN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     steps_in_epoch: int
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_in_epoch: _Optional[int] = ...) -> None: ...
+    batch_size: int
+    accumulate: int
+    run_id: str
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_in_epoch: _Optional[int] = ..., batch_size: _Optional[int] = ..., accumulate: _Optional[int] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class LinkId(_message.Message):
     __slots__ = ("producer", "consumer", "kind")

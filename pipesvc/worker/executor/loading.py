@@ -11,7 +11,7 @@ several, the last counts, as `load_state_dict` has it, on each stage that holds 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from pipesvc.wire import tensors
 from pipesvc.wire.safetensors_stream import Entry, Layout
 from pipesvc.worker.executor.stage import Stage
 from pipesvc.worker.weights_reader import WeightsReader
+
+_MOST_NAMED: Final = 5
 
 
 def load(reader: WeightsReader, stages: Iterable[Stage]) -> None:
@@ -43,10 +45,13 @@ def misfits(state: Mapping[str, Tensor], layout: Layout) -> list[str]:
     unexpected = [name for name in entries if name not in state]
     found = [f"it has no {_few(missing)}"] if missing else []
     found += [f"the model has no {_few(unexpected)}"] if unexpected else []
-    for name, value in state.items():
-        if name in entries and entries[name].shape != tuple(value.shape):
-            found.append(f"{name} is {list(entries[name].shape)} there and {list(value.shape)} in the model")
-    return found
+    shapes = {name: tuple(value.shape) for name, value in state.items() if name in entries}
+    others = [
+        f"{name} is {list(entries[name].shape)} there and {list(shape)} in the model"
+        for name, shape in shapes.items()
+        if entries[name].shape != shape
+    ]
+    return found + others[:_MOST_NAMED] + ([f"so are {len(others) - _MOST_NAMED} more"] if others[_MOST_NAMED:] else [])
 
 
 def state_of(roots: Mapping[str, nn.Module]) -> dict[str, Tensor]:
@@ -67,8 +72,8 @@ def _held(stage: Stage) -> list[tuple[Tensor, list[str]]]:
 
 
 def _few(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def _fill(tensor: Tensor, entry: Entry, layout: Layout, reader: WeightsReader) -> None:

@@ -13,7 +13,7 @@ from pipesvc.core.schedules import splits_backward
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.model import malloc
 from pipesvc.model.fingerprint import numeric_fingerprint
-from pipesvc.rpc.v1 import job_pb2, local_pb2
+from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
 from pipesvc.wire.job_edges import edges_of_job
 from pipesvc.wire.weights_name import name_of
 from pipesvc.worker import calls
@@ -56,7 +56,10 @@ def run(port: PortLike, assignment: local_pb2.Assignment) -> None:
                     checkpoint.restore(stage, _at_stage(where, stage.spec.index))
         port.report(local_pb2.FromChild(ready=_ready(stages)))
         settings = settings_of(job, plan, assignment.worker)
-        Runtime(port, stages, replace(settings, scale=scale, start=assignment.start)).run()
+        start = types_pb2.Position(batch_size=job.data.batch_size, accumulate=job.accumulate)
+        start.MergeFrom(assignment.start)
+        start.run_id = assignment.run_id
+        Runtime(port, stages, replace(settings, scale=scale, start=start)).run()
     except PipesvcError as error:
         raise error.at(where) from error.__cause__
 

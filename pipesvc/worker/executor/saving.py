@@ -33,7 +33,10 @@ class Saver:
     def applied(self, issue: local_pb2.IssueStep) -> None:
         is_same_epoch = issue.epoch == self._position.epoch
         steps_in_epoch = self._position.steps_in_epoch + 1 if is_same_epoch else 1
-        self._position = types_pb2.Position(step=issue.step, epoch=issue.epoch, steps_in_epoch=steps_in_epoch)
+        position = types_pb2.Position()
+        position.CopyFrom(self._position)
+        position.step, position.epoch, position.steps_in_epoch = issue.step, issue.epoch, steps_in_epoch
+        self._position = position
 
     def ask(self, step: int) -> None:
         self._asked[step] += 1

@@ -35,7 +35,7 @@ def check(stage: Stage) -> None:
                 where=where,
             )
     try:
-        _layout(stage)
+        _layout(stage, types_pb2.Position())
     except PipesvcError as error:
         raise error.at(where) from error
 
@@ -44,7 +44,7 @@ def chunks(stage: Stage, position: types_pb2.Position, scale: LossScale | None) 
     """The files of this stage after `position`; the last chunk of the second says that it is. `scale` is that of the
     next loss, from the stage that decides it."""
     step, index = position.step, stage.spec.index
-    for offset, data, _ in _file(_layout(stage, step), stage.state_dict()):
+    for offset, data, _ in _file(_layout(stage, position), stage.state_dict()):
         yield local_pb2.StateChunk(step=step, stage=index, offset=offset, data=data)
     saved = training_state.saved(stage, position, scale)
     for offset, data, is_last in _file(saved.layout, saved.tensors):
@@ -60,11 +60,11 @@ def _file(layout: safetensors_stream.Layout, state: Mapping[str, Tensor]) -> Ite
         offset += len(data)
 
 
-def _layout(stage: Stage, step: int = 0) -> safetensors_stream.Layout:
+def _layout(stage: Stage, position: types_pb2.Position) -> safetensors_stream.Layout:
     described = {
         name: (tensors.element_type_of(tensor), tuple(tensor.shape)) for name, tensor in stage.state_dict().items()
     }
-    return safetensors_stream.make_layout(described, {training_file.STEP: str(step)})
+    return safetensors_stream.make_layout(described, {training_file.STANDS: training_file.stands_text(position)})
 
 
 def _joined(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:

@@ -54,8 +54,8 @@ def saved(stage: Stage, position: types_pb2.Position, scale: LossScale | None) -
         described = {name: (tensors.element_type_of(each), tuple(each.shape)) for name, each in collected.found.items()}
         metadata = texts | {f"{training_file.STAGE}{stage.spec.index}": text}
         return Saved(layout=safetensors_stream.make_layout(described, metadata), tensors=collected.found)
-    except (PipesvcError, ValueError, RecursionError) as error:
-        reason = error.details.message if isinstance(error, PipesvcError) else str(error)
+    except Exception as error:  # also of a scheduler's own state_dict()
+        reason = error.details.message if isinstance(error, PipesvcError) else f"{type(error).__name__}: {error}"
         reason = f"on stage {stage.spec.index}, {reason}"
         _log.warning("nothing can go on from this checkpoint but with its weights alone: %s", reason)
         metadata = texts | {f"{training_file.UNSAVABLE}{stage.spec.index}": reason}
@@ -106,11 +106,16 @@ def _optimizer(stage: Stage, at: int, collected: _Collected) -> dict[str, Any]:
         schedule = scheduler.state_dict()
     return {
         "kind": kind,
-        "names": list(own),
+        "scheduler_kind": "" if scheduler is None else type(scheduler).__name__,
+        "names": {name: _tensor_keys(optimizer, parameter) for name, parameter in own.items()},
         "groups": plain_values.to_text(groups, f"the groups of {kind}", collected.keep),
         "values": plain_values.to_text(values, f"the state of {kind}", collected.keep),
         "scheduler": plain_values.to_text(schedule, "the state of the scheduler", collected.keep),
     }
+
+
+def _tensor_keys(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> list[str]:
+    return [key for key, value in optimizer.state.get(parameter, {}).items() if isinstance(value, Tensor)]
 
 
 def _own(stage: Stage, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
@@ -135,25 +140,32 @@ class Checkpoint:
             parameter, _, key = name.rpartition("/")
             self._of_parameter.setdefault(parameter, {})[key] = entry
         self._position = training_file.position_of(self._layout)
-        self._stages = [json.loads(text) for text in training_file.stage_texts(self._layout)]
         self._values: dict[str, dict[str, Any]] = {}
         self._owners: dict[str, str] = {}
-        for index, document in enumerate(self._stages):
-            for at, said in document["optimizers"].items():
-                self._values |= plain_values.from_text(said["values"], self._finder(index))
-                self._owners |= dict.fromkeys(said["names"], at)
-        found = next((each["scale"] for each in self._stages if each["scale"] is not None), None)
-        self.scale: Final = None if found is None else LossScale(**found)
+        self._keys: dict[str, list[str]] = {}
+        try:
+            self._stages = [json.loads(text) for text in training_file.stage_texts(self._layout)]
+            for index, document in enumerate(self._stages):
+                for at, said in document["optimizers"].items():
+                    self._values |= plain_values.from_text(said["values"], self._finder(index))
+                    self._owners |= dict.fromkeys(said["names"], at)
+                    self._keys |= said["names"]
+            found = next((each["scale"] for each in self._stages if each["scale"] is not None), None)
+            self.scale: Final = None if found is None else LossScale(**found)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            message = f"the training state is not as it was written: {type(error).__name__}: {error}"
+            raise _refused(message, Where()) from error
 
     def restore(self, stage: Stage, where: Where) -> None:
         """Into the optimizers and schedulers of a stage that has taken no step."""
         stage.updates.go_on_in(self._position.epoch)
         for at, optimizer in stage.updates.optimizers.items():
             own = list(_own(stage, optimizer))
-            if moved := [name for name in own if self._owners.get(name, str(at)) != str(at)]:
-                text = f"{moved[0]} was with optimizer {self._owners[moved[0]]} in the checkpoint and is with {at} now"
-                raise _refused(text, where)
-            groups, schedule = self._agreed(at, optimizer, where)
+            if moved := [name for name in own if self._owners.get(name) != str(at)]:
+                then = f"with optimizer {self._owners[moved[0]]}" if moved[0] in self._owners else "not trained"
+                raise _refused(f"{moved[0]} was {then} in the checkpoint and is with {at} now", where)
+            scheduler = stage.updates.schedulers.get(at)
+            groups, schedule = self._agreed(at, optimizer, type(scheduler).__name__ if scheduler else "", where)
             state = {number: found for number, name in enumerate(own) if (found := self._state_of(name))}
             numbers = iter(range(len(own)))
             for group, held in zip(groups, optimizer.param_groups, strict=True):
@@ -161,13 +173,16 @@ class Checkpoint:
             doing = f"loading the state of {type(optimizer).__name__}"
             try:
                 optimizer.load_state_dict({"state": state, "param_groups": groups})
-                if (scheduler := stage.updates.schedulers.get(at)) is not None and schedule is not None:
+                _restore_types(optimizer, state)
+                if scheduler is not None:
                     doing = f"loading the state of the scheduler {type(scheduler).__name__}"
                     scheduler.load_state_dict(schedule)
             except Exception as cause:
                 raise user_error(ErrorCode.BUILD_FAILED, doing, cause, where=where) from cause
 
-    def _agreed(self, at: int, optimizer: torch.optim.Optimizer, where: Where) -> tuple[list[dict[str, Any]], Any]:
+    def _agreed(
+        self, at: int, optimizer: torch.optim.Optimizer, scheduler: str, where: Where
+    ) -> tuple[list[dict[str, Any]], Any]:
         """Groups and scheduler of one optimizer, which are the same on all stages; refused where it is another one."""
         kind, number = type(optimizer).__name__, len(optimizer.param_groups)
         found: tuple[list[dict[str, Any]], Any] | None = None
@@ -178,6 +193,9 @@ class Checkpoint:
                 continue
             if said["kind"] != kind:
                 raise _refused(f"the checkpoint is of {said['kind']}, and the job has {kind}", where)
+            if said["scheduler_kind"] != scheduler:
+                then, now = (each or "no scheduler" for each in (said["scheduler_kind"], scheduler))
+                raise _refused(f"the checkpoint has {then}, and the job has {now}", where)
             if found is None:
                 find = self._finder(index)
                 found = plain_values.from_text(said["groups"], find), plain_values.from_text(said["scheduler"], find)
@@ -193,7 +211,10 @@ class Checkpoint:
 
     def _state_of(self, name: str) -> dict[str, Any]:
         """What its optimizer keeps of one parameter."""
-        found: dict[str, Any] = {key: self._read(entry) for key, entry in self._of_parameter.get(name, {}).items()}
+        entries = self._of_parameter.get(name, {})
+        if entries.keys() != set(self._keys[name]):
+            raise _refused(f"the checkpoint has lost what the optimizer kept of {name}", Where())
+        found: dict[str, Any] = {key: self._read(entry) for key, entry in entries.items()}
         return found | self._values.get(name, {})
 
     def _finder(self, stage: int) -> plain_values.Find:
@@ -204,6 +225,18 @@ class Checkpoint:
         view = tensors.writable_bytes(made)
         self._reader.read_into(len(self._layout.header) + entry.begin, view[: entry.end - entry.begin])
         return made
+
+
+def _restore_types(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, Any]]) -> None:
+    """`load_state_dict` makes all state as its parameter is, which rounds what is kept in another type on purpose."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for number, kept in state.items():
+        held = optimizer.state[parameters[number]]
+        for key, value in kept.items():
+            if not isinstance(value, Tensor):
+                held[key] = value
+            elif held[key].dtype != value.dtype:
+                held[key] = value.to(held[key].device)
 
 
 def _refused(message: str, where: Where) -> PipesvcError:

@@ -72,9 +72,9 @@ def read(source: Callable[[], Any], reading: Reading) -> Iterator[RawStep | None
         split.check_batch_size(reading.data.batch_size, reading.num_micro_batches)
     start = reading.start
     epochs = range(start.epoch, reading.num_epochs) if reading.num_epochs else itertools.count(start.epoch)
-    steps = itertools.chain.from_iterable(_epoch(source, epoch, reading) for epoch in epochs)
+    steps = itertools.chain.from_iterable(_rest(source, epoch, reading) for epoch in epochs)
     num_steps = start.step
-    for step in _after(start.steps_in_epoch, steps):
+    for step in steps:
         yield step
         if step is not None:
             num_steps += 1
@@ -82,12 +82,22 @@ def read(source: Callable[[], Any], reading: Reading) -> Iterator[RawStep | None
                 return
 
 
-def _after(num_done: int, steps: Iterable[RawStep | None]) -> Iterator[RawStep | None]:
-    """All but the first so many: an epoch that was broken off is read from its beginning, as its source gives it."""
-    for step in steps:
-        is_done = step is not None and num_done > 0
-        num_done -= is_done
+def _rest(source: Callable[[], Any], epoch: int, reading: Reading) -> Iterator[RawStep | None]:
+    """What of an epoch is not done: one that was broken off is read from its beginning, as its source gives it."""
+    num_done = reading.start.steps_in_epoch if epoch == reading.start.epoch else 0
+    num_left = num_done
+    for step in _epoch(source, epoch, reading):
+        is_done = step is not None and num_left > 0
+        num_left -= is_done
         yield None if is_done else step
+    if num_left:
+        found = f"{reading.name} gave {num_done - num_left} steps in epoch {epoch}"
+        raise PipesvcError(
+            ErrorCode.DATA_SOURCE_FAILED,
+            f"{found}, and the checkpoint stands after {num_done}",
+            advice="Go on with the very source of the checkpoint, or begin anew with its weights: init=",
+            where=reading.where,
+        )
 
 
 def seed_everything(seed: int, epoch: int) -> None:

@@ -84,6 +84,12 @@ def test_a_source_goes_on_where_a_checkpoint_stands(num_done: int) -> None:
     assert len(batches(partial(sources.drawn_rows, 12), **options, start=start, max_steps=7)) == 7 - num_done
 
 
+def test_a_source_that_gives_less_than_the_checkpoint_has_seen_is_refused() -> None:
+    start = types_pb2.Position(step=4, epoch=0, steps_in_epoch=4)
+    with pytest.raises(PipesvcError, match="gave 3 steps in epoch 0, and the checkpoint stands after 4"):
+        batches(partial(sources.samples, 12), batch_size=4, num_epochs=3, start=start)
+
+
 def test_sample_lists_and_whole_batches() -> None:
     assert rows(batches(partial(sources.sample_lists, [3, 4, 2]), SAMPLE_LIST)) == [(0, 3), (0, 4), (0, 2)]
     assert rows(batches(partial(sources.whole_batches, [3, 4, 1]), BATCH)) == [(0, 3), (0, 4), (0, 1)]

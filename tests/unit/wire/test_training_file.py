@@ -11,7 +11,7 @@ from pipesvc.rpc.v1 import types_pb2
 from pipesvc.wire import training_file
 from pipesvc.wire.safetensors_stream import Layout, make_layout
 
-POSITION = types_pb2.Position(step=7, epoch=1, steps_in_epoch=2)
+POSITION = types_pb2.Position(step=7, epoch=1, steps_in_epoch=2, batch_size=8, accumulate=3, run_id="r")
 
 
 def layout(**metadata: Any) -> Layout:
@@ -25,7 +25,9 @@ def test_the_position_and_the_texts_of_stages_in_their_order() -> None:
     assert training_file.stage_texts(found) == ["text 0", "text 2", "text 10"]
 
 
-@pytest.mark.parametrize("text", [None, "", "7", "[7]", "[7, 1]", '["a", 0, 0]', "[-1, 0, 0]", "[7.5, 0, 0]", "{}"])
+@pytest.mark.parametrize(
+    "text", [None, "", "7", "[7]", "[7, 1]", '["a", 0, 0]', "[7, 1, 2]", "[-1, 0, 0, 8, 1]", "[7.5, 0, 0, 8, 1]", "{}"]
+)
 def test_a_file_that_says_no_position_is_refused(text: str | None) -> None:
     found = layout() if text is None else layout(position=text)
     with pytest.raises(PipesvcError, match="does not say at which step"):
@@ -39,8 +41,9 @@ def test_a_file_without_training_state_says_why() -> None:
     assert "init=" in caught.value.details.advice
 
 
-def test_weights_of_another_step_are_refused() -> None:
-    training_file.check_pair(layout(step="7"), POSITION)
+def test_weights_of_another_step_or_run_are_refused() -> None:
+    training_file.check_pair(layout(stands=training_file.stands_text(POSITION)), POSITION)
     training_file.check_pair(layout(), POSITION)  # written by another tool
-    with pytest.raises(PipesvcError, match="of step 5, and its training state is of step 7"):
-        training_file.check_pair(layout(step="5"), POSITION)
+    for other in ("step 5 of run r", "step 7 of run s"):
+        with pytest.raises(PipesvcError, match=f"are of {other}, and its training state is of step 7 of run r"):
+            training_file.check_pair(layout(stands=other), POSITION)
