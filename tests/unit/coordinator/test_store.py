@@ -133,3 +133,27 @@ def test_bundles_are_kept_by_their_hash(tmp_path: Path) -> None:
     assert store.bundle("f" * 64) == b"zip"
     assert store.bundle("") == b""
     assert [path.name for path in (tmp_path / "bundles").iterdir()] == ["f" * 64 + ".zip"]
+
+
+def test_weights_are_kept_last_for_where_they_are_the_run_has_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    store.begin_run("r")
+    store.write_shard("r", local_pb2.StateChunk(step=1, data=shard_bytes("a")))
+    store.write_shard("r", local_pb2.StateChunk(step=1, data=shard_bytes("a/sum"), is_training=True))
+    store.merge_shards("r", 1, 1)
+    moves: list[str] = []
+    replace = Path.replace
+
+    def fails_at_the_second(source: Path, target: Path) -> Path:
+        moves.append(target.name)
+        if len(moves) == 2:
+            raise OSError("no more")
+        return replace(source, target)
+
+    monkeypatch.setattr(Path, "replace", fails_at_the_second)
+    with pytest.raises(OSError, match="no more"):
+        store.keep_weights("r", 1)
+    assert moves == ["training.safetensors", "weights.safetensors"]
+    assert not store.has_weights("r")

@@ -152,3 +152,22 @@ def test_what_cannot_be_built_in_parts_cannot_be_keyed() -> None:
             refused()
         assert caught.value.code is ErrorCode.BUILD_FAILED
         assert 'leave out init="by_name"' in caught.value.details.advice
+
+
+class Twice(nn.Module):
+    """Fills its weight twice, the second time in place of the first, and keeps a copy of what that was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(64))
+        nn.init.normal_(self.weight)
+        self.register_buffer("was", self.weight.detach().clone())
+        nn.init.normal_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def test_a_parameter_that_is_filled_again_gets_other_numbers() -> None:
+    [(_, model)] = whole(KeyedBuild(Twice), SEED)
+    assert not torch.equal(model.get_parameter("weight"), model.get_buffer("was"))
