@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,9 +49,9 @@ def try_updates(
         if not allotment.names:
             continue  # where nothing is trained at all, the loss will say so
         try:
-            _try(allotment, scheduler, whole.sparse, where)
+            _try(allotment, scheduler, whole, where)
         except PipesvcError as error:
-            if isinstance(error.__cause__, TypeError | ValueError | None):
+            if isinstance(error.__cause__, TypeError | ValueError | None) or _is_of_torch(error.__cause__):
                 raise
             # What else they say may be of the stand-ins' making.
             _log.info("the optimizer was not tried: %s", error)
@@ -68,9 +69,13 @@ def refuse_unscalable(whole: Whole, where: Where) -> None:
             )
 
 
-def _try(allotment: Allotment, scheduler: SchedulerChoice | None, sparse: Collection[str], where: Where) -> None:
-    stand_ins = _stand_ins(allotment, sparse)
-    optimizer = make_optimizer(allotment, stand_ins, where)
+def _try(allotment: Allotment, scheduler: SchedulerChoice | None, whole: Whole, where: Where) -> None:
+    stand_ins = _stand_ins(allotment, whole)
+    try:
+        optimizer = make_optimizer(allotment, stand_ins, where)
+    except PipesvcError:
+        _refuse_misfit(allotment, stand_ins, whole, where)
+        raise
     _refuse_unknown(allotment, optimizer, where)
     _refuse_needy("the optimizer", optimizer, "Choose one whose step() needs nothing", where)
     if scheduler is not None:
@@ -78,20 +83,39 @@ def _try(allotment: Allotment, scheduler: SchedulerChoice | None, sparse: Collec
         advice = "Choose one that goes by steps or epochs, such as OneCycleLR or StepLR"
         _refuse_needy("the scheduler", made, advice, where)
     # Others may do anything in a step, such as to wait for other processes.
-    if type(optimizer).__module__.startswith("torch.optim."):
-        _refuse_gradients(optimizer, stand_ins, sparse, where)
+    if _is_torchs(type(optimizer).__module__):
+        _refuse_gradients(optimizer, stand_ins, whole.sparse, where)
 
 
-def _stand_ins(allotment: Allotment, sparse: Collection[str]) -> dict[str, torch.nn.Parameter]:
-    """Small matrices, under the first name of each group with dense gradients, and the first with sparse ones."""
+def _stand_ins(allotment: Allotment, whole: Whole) -> dict[str, torch.nn.Parameter]:
+    """Parameters of one element, under the first name of each group with so many dimensions and with dense gradients,
+    or with sparse ones."""
     groups = [allotment.names] if allotment.groups is None else [group.names for group in allotment.groups]
-    firsts = [
-        name
-        for names in groups
-        for is_sparse in (False, True)
-        for name in [each for each in names if (each in sparse) == is_sparse][:1]
-    ]
-    return {name: torch.nn.Parameter(torch.zeros(1, 1)) for name in firsts}
+    dims = {name: whole.parameters[name].ndim for names in groups for name in names}
+    firsts = {
+        (index, dims[name], name in whole.sparse): name for index, names in enumerate(groups) for name in names[::-1]
+    }
+    chosen = set(firsts.values())
+    return {name: torch.nn.Parameter(torch.zeros((1,) * num_dims)) for name, num_dims in dims.items() if name in chosen}
+
+
+def _refuse_misfit(allotment: Allotment, stand_ins: Named, whole: Whole, where: Where) -> None:
+    """Raises where only some parameters are not taken, such as vectors by Muon: then their shape is at fault."""
+    refused: dict[str, PipesvcError] = {}
+    for name, stand_in in stand_ins.items():
+        try:
+            make_optimizer(allotment, {name: stand_in}, where)
+        except PipesvcError as error:
+            refused[name] = error
+    if 0 < len(refused) < len(stand_ins):
+        name, error = next(iter(refused.items()))
+        told = str(error.__cause__).replace(str(stand_ins[name].shape), str(whole.parameters[name].shape))
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            f"the optimizer does not take {name!r}: {told}",
+            advice=_apart(name, "AdamW"),
+            where=where,
+        ) from error.__cause__
 
 
 def _refuse_gradients(
@@ -99,20 +123,38 @@ def _refuse_gradients(
 ) -> None:
     """Gradients of the one kind or the other, of which torch's optimizers refuse one each in their first step."""
     for name, stand_in in stand_ins.items():
-        zeros = torch.zeros(1, 1)
+        zeros = torch.zeros_like(stand_in)
         stand_in.grad = zeros.to_sparse(1) if name in sparse else zeros
         try:
             optimizer.step()
-        except RuntimeError as cause:
+        except AssertionError as cause:
+            _log.info("a step of the optimizer was not tried: %s", cause)  # such as capturable=True, which is for GPUs
+            return
+        except (RuntimeError, ValueError) as cause:
             kind, other = ("sparse", "SparseAdam") if name in sparse else ("dense", "AdamW")
             raise PipesvcError(
                 ErrorCode.INVALID_JOB,
                 f"{type(optimizer).__name__} cannot update {name!r}, whose gradients are {kind}: {cause}",
-                advice=f"Give it an optimizer of its own: "
-                f'optimizer={{"{name}": pipesvc.Optimizer(torch.optim.{other}, ...), "*": ...}}',
+                advice=_apart(name, other) if "gradients" in str(cause) else "Change the arguments of the optimizer",
                 where=where,
             ) from None
         stand_in.grad = None
+
+
+def _apart(name: str, kind: str) -> str:
+    return (
+        f'Give it an optimizer of its own: optimizer={{"{name}": pipesvc.Optimizer(torch.optim.{kind}, ...), "*": ...}}'
+    )
+
+
+def _is_torchs(module: str) -> bool:
+    return f"{module}.".startswith("torch.optim.")
+
+
+def _is_of_torch(cause: BaseException) -> bool:
+    """Whether an optimizer of torch raised it, of its arguments: it takes stand-ins on a CPU like any parameters."""
+    *_, (frame, _) = traceback.walk_tb(cause.__traceback__)
+    return _is_torchs(frame.f_globals.get("__name__", ""))
 
 
 def _refuse_unknown(allotment: Allotment, made: torch.optim.Optimizer, where: Where) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.user_errors import user_error
 
+# How torch's BatchNorm begins to say that it got one row.
+_ONE_ROW: Final = "Expected more than 1 value per channel"
 Parcels = Mapping[int, Parcel]  # sender -> what it sent
 Gradients = dict[int, list[Tensor | None]]  # receiver -> one for each tensor that came from it; None: it got none
 
@@ -84,4 +86,6 @@ def seed_for_loss(spec: StageSpec, step: int, micro_batch: int) -> None:
 
 def failed(doing: str, cause: BaseException, where: Where) -> PipesvcError:
     """What user code raised, for which the catcher says what it did."""
-    return user_error(ErrorCode.STAGE_FAILED, doing, cause, where=where)
+    has_one_row = type(cause) is ValueError and str(cause).startswith(_ONE_ROW)
+    advice = "Use fewer micro_batches; drop_last=True leaves out a last batch that is short" if has_one_row else ""
+    return user_error(ErrorCode.STAGE_FAILED, doing, cause, advice=advice, where=where)

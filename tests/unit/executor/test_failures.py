@@ -20,8 +20,9 @@ def make_layers() -> list[nn.Module]:
     return [nn.Linear(3, 4), nn.Linear(4, 2)]
 
 
-def make_batch() -> Batch:
-    return batch_of(torch.arange(24.0).reshape(8, 3) / 24, torch.ones(8, 2), 8, 2)
+def make_batch(num_rows: int = 8) -> Batch:
+    rows = torch.arange(3.0 * num_rows).reshape(num_rows, 3) / 24
+    return batch_of(rows, torch.ones(num_rows, 2), num_rows, 2)
 
 
 class Fails(nn.Module):
@@ -37,11 +38,12 @@ class Fails(nn.Module):
         return value
 
 
-def failure(setup: Setup, num_good_steps: int = 0) -> PipesvcError:
+def failure(setup: Setup, num_good_steps: int = 0, num_rows: int = 8) -> PipesvcError:
     cluster = Cluster(setup, has_labels=True)
     try:
-        for step in range(1, num_good_steps + 2):
+        for step in range(1, num_good_steps + 1):
             cluster.issue(step, make_batch())
+        cluster.issue(num_good_steps + 1, make_batch(num_rows))
         with pytest.raises(PipesvcError) as caught:
             cluster.turn_until_idle()
     finally:
@@ -55,9 +57,25 @@ def test_f12_exception_in_forward_has_type_text_traceback_and_place() -> None:
     assert details.code is ErrorCode.STAGE_FAILED
     assert details.exception_type == "ValueError"
     assert details.message == "forward of layer '1' (Fails) on float32 (4, 3): ValueError: boom"
+    assert "micro_batches" not in details.advice
     assert (details.where.step, details.where.stage, details.where.micro_batch) == (1, 1, 1)
     assert 'raise ValueError("boom")' in details.traceback
     assert str(Path("executor") / "stage.py") not in details.traceback
+
+
+@pytest.mark.parametrize("batch_norm", ["micro_batch", "deferred"])
+def test_a_micro_batch_of_one_row_that_batch_norm_refuses_is_told_with_the_way_out(batch_norm: str) -> None:
+    """A last batch of three rows in two micro-batches."""
+    setup = Setup(
+        make_layers=lambda: [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)],
+        cuts=(1,),
+        loss=mse_loss,
+        defers_batch_norm=batch_norm == "deferred",
+    )
+    details = failure(setup, num_good_steps=1, num_rows=3).details
+    assert (details.code, details.exception_type) == (ErrorCode.STAGE_FAILED, "ValueError")
+    assert details.advice == "Use fewer micro_batches; drop_last=True leaves out a last batch that is short"
+    assert (details.where.step, details.where.stage, details.where.micro_batch) == (2, 1, 1)
 
 
 class Interrupts(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -176,6 +177,16 @@ def failing_rule(name: str, parameter: nn.Parameter) -> dict[str, Any]:
         (choice(groups={"a": {"weight_decy": 0.0}}), ErrorCode.INVALID_JOB, "'a' the option 'weight_decy', which SGD"),
         (choice(make=int), ErrorCode.BUILD_FAILED, "making the optimizer: TypeError"),
         (choice(make=len), ErrorCode.INVALID_JOB, "the optimizer is a int"),
+        (
+            choice(make=torch.optim.Muon),
+            ErrorCode.INVALID_JOB,
+            "the optimizer does not take 'b': Muon only supports 2D",
+        ),
+        (choice(make=torch.optim.Muon), ErrorCode.INVALID_JOB, "with size: torch.Size([7])"),
+        (choice(make=torch.optim.Muon, groups={"b": {"lr": 1.0}}), ErrorCode.INVALID_JOB, '={"b": pipesvc.Optimizer('),
+        (choice(make=partial(torch.optim.AdamW, betas=(0.9, 1.5))), ErrorCode.BUILD_FAILED, "Invalid beta parameter"),
+        (choice(make=partial(torch.optim.AdamW, fused=True, foreach=True)), ErrorCode.BUILD_FAILED, "cannot be `True`"),
+        (choice(make=partial(torch.optim.AdamW, differentiable=True)), ErrorCode.INVALID_JOB, "Change the arguments"),
         (choice(rule=failing_rule), ErrorCode.BUILD_FAILED, "the rule of groups for 'a': LookupError"),
         (choice(rule=lambda *_: None), ErrorCode.INVALID_JOB, "the rule of groups gave NoneType None for 'a'"),
         (choice(rule=lambda *_: {"lr": torch.ones(())}), ErrorCode.INVALID_JOB, "dict of options with plain values"),
@@ -185,14 +196,26 @@ def failing_rule(name: str, parameter: nn.Parameter) -> dict[str, Any]:
 def test_what_an_optimizer_would_not_take_is_refused_before_the_run(
     given: OptimizerChoice, code: ErrorCode, words: str
 ) -> None:
-    error = refused(given, named(a=(1,), b=(1,)))
+    error = refused(given, named(a=(1, 5), b=(7,)))
     assert error.code is code
     assert words in str(error)
     assert error.details.where.worker == "w"
 
 
-def test_what_may_be_of_the_stand_ins_making_is_left_to_the_run() -> None:
-    def picky(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        raise RuntimeError("too small")
+def picky(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    raise RuntimeError("too small")
 
-    try_updates([choice(make=picky)], None, Whole(parameters=named(a=(1,)), sparse=frozenset()), Where())
+
+@pytest.mark.parametrize("make", [picky, partial(torch.optim.AdamW, capturable=True)])
+def test_what_may_be_of_the_stand_ins_making_is_left_to_the_run(make: Callable[..., Any]) -> None:
+    """Such as that they are on a CPU, while the stage may be on a GPU."""
+    try_updates([choice(make=make)], None, Whole(parameters=named(a=(1,)), sparse=frozenset()), Where())
+
+
+def test_muon_over_matrices_alone_is_tried_with_its_arguments() -> None:
+    """Vectors have another optimizer; then a step shows what making it does not."""
+    whole = Whole(parameters=named(a=(3, 5), b=(7,)), sparse=frozenset())
+    rest = choice(pattern="b")
+    try_updates([rest, choice(make=torch.optim.Muon)], None, whole, Where())
+    with pytest.raises(PipesvcError, match=r"Muon cannot update 'a'.*Number of steps must be less than 100"):
+        try_updates([rest, choice(make=partial(torch.optim.Muon, ns_steps=1000))], None, whole, Where())
