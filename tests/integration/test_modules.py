@@ -51,7 +51,7 @@ def truth(
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 @pytest.mark.parametrize("num_stages", [2, 3])
-def test_a23_a_plain_module_equals_the_plain_loop(cluster: pipesvc.Client, num_stages: int, schedule: str) -> None:
+def test_a09_a_plain_module_equals_the_plain_loop(cluster: pipesvc.Client, num_stages: int, schedule: str) -> None:
     strategy = pipesvc.Strategy(micro_batches=4, num_stages=num_stages, schedule=schedule)
     run = cluster.submit(make_job(strategy=strategy))
     assert_equal(run, truth())

@@ -43,7 +43,7 @@ def by_rank(model: nn.Module) -> list[torch.optim.Optimizer]:
     return [torch.optim.AdamW(groups, lr=0.01, weight_decay=0.5)]
 
 
-def test_parameter_groups_by_pattern(cluster: pipesvc.Client) -> None:
+def test_a19_parameter_groups_by_pattern(cluster: pipesvc.Client) -> None:
     optimizer = pipesvc.Optimizer(
         torch.optim.AdamW, lr=0.01, weight_decay=0.5, fused=True, groups={"*.bias": {"weight_decay": 0.0}}
     )
@@ -70,7 +70,7 @@ def test_parameter_groups_of_a_module_by_a_function(cluster: pipesvc.Client) -> 
     assert_equal(run, truth)
 
 
-def test_schedulers_by_step_and_by_epoch(cluster: pipesvc.Client) -> None:
+def test_a19_schedulers_by_step_and_by_epoch(cluster: pipesvc.Client) -> None:
     """A list with the rates of two groups and one cycle; then three epochs and a function among the arguments."""
     optimizer = pipesvc.Optimizer(torch.optim.SGD, lr=0.1, momentum=0.9, groups={"*.bias": {}})
     scheduler = pipesvc.Scheduler(torch.optim.lr_scheduler.OneCycleLR, max_lr=[0.5, 0.1], total_steps=20)
@@ -95,7 +95,7 @@ def test_schedulers_by_step_and_by_epoch(cluster: pipesvc.Client) -> None:
     assert_equal(run, make_loop(make_scheduler=halving, is_by_epoch=True, epochs=3).run())
 
 
-def test_a_sparse_table_with_an_optimizer_of_its_own(cluster: pipesvc.Client) -> None:
+def test_a19_a_sparse_table_with_an_optimizer_of_its_own(cluster: pipesvc.Client) -> None:
     optimizers = {
         "0.*": pipesvc.Optimizer(torch.optim.SparseAdam, lr=0.05),
         "*": pipesvc.Optimizer(torch.optim.AdamW, lr=0.05),
@@ -130,7 +130,7 @@ def test_mini_batches_are_accumulated(cluster: pipesvc.Client) -> None:
     assert [step.num_rows for step in run.steps()] == [24, 24, 24, 11] * 2
 
 
-def test_float16_with_one_scaler_for_all_stages(cluster: pipesvc.Client) -> None:
+def test_a19_float16_with_one_scaler_for_all_stages(cluster: pipesvc.Client) -> None:
     """The scale is too large for the first steps: they are skipped on all stages, and logged."""
     scaler = pipesvc.GradScaler(init_scale=2.0**24)
     run = cluster.submit(make_job(autocast="float16", grad_scaler=scaler, clip_norm=0.1))
@@ -167,14 +167,14 @@ def test_n03_masked_rows_weigh_over_all_mini_batches_of_a_step(cluster: pipesvc.
     assert pipesvc.verify(cluster, job, num_steps=3).difference is None
 
 
-def test_a05_a_scheduler_that_needs_a_metric_is_refused_at_submit(cluster: pipesvc.Client) -> None:
+def test_a19_a_scheduler_that_needs_a_metric_is_refused_at_submit(cluster: pipesvc.Client) -> None:
     scheduler = pipesvc.Scheduler(torch.optim.lr_scheduler.ReduceLROnPlateau, every="epoch")
     error = refusal(cluster, make_job(scheduler=scheduler))
     assert error.code is ErrorCode.INVALID_JOB
     assert "the scheduler ReduceLROnPlateau needs metrics" in str(error)
 
 
-def test_a05_a_pattern_that_matches_nothing_is_refused_at_submit(cluster: pipesvc.Client) -> None:
+def test_a19_a_pattern_that_matches_nothing_is_refused_at_submit(cluster: pipesvc.Client) -> None:
     optimizer = pipesvc.Optimizer(torch.optim.SGD, lr=0.1, groups={"*.bais": {"weight_decay": 0.0}})
     error = refusal(cluster, make_job(optimizer=optimizer))
     assert error.code is ErrorCode.INVALID_JOB

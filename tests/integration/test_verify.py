@@ -51,7 +51,7 @@ def ids_alone() -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
-def test_a05_a_module_that_draws_is_verified(cluster: pipesvc.Client, num_stages: int) -> None:
+def test_a09_a_module_that_draws_is_verified(cluster: pipesvc.Client, num_stages: int) -> None:
     strategy = pipesvc.Strategy(micro_batches=3, num_stages=num_stages)
     verdict = pipesvc.verify(cluster, make_job(Drawing, strategy=strategy), num_steps=3)
     assert verdict.is_green

@@ -46,7 +46,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a23_models_of_the_zoo_equal_the_plain_loop(cluster: pipesvc.Client, name: str) -> None:
+def test_a09_models_of_the_zoo_equal_the_plain_loop(cluster: pipesvc.Client, name: str) -> None:
     case = CASES[name]
     run = cluster.submit(
         pipesvc.Job(

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from pipesvc.core.flow import gradient_transfers, transfers
+from pipesvc.core.schedules import SCHEDULE_NAMES
 from tests.unit.executor.batches import Batch
 from tests.unit.executor.module_network import ModuleSetup, train_both, train_plain
+from tests.unit.executor.owners import owners_of
 from tests.unit.model.replay_language import VOCABULARY, Block, D
 from tests.zoo.case import ids, square_loss
 from tests.zoo.own_sequences import LossInside, words_and_labels
@@ -93,6 +96,108 @@ def test_n06_reentrant_checkpoints_under_zero_bubble_schedules(schedule: str) ->
     batches = rows(2, 4, lambda index: {"x": ids(2, 4, VOCABULARY)})
     owners = list("abba") if schedule == "ZBV" else []
     train_both(make_setup(Reentrant, batches, 4, schedule=schedule, owners=owners), batches)
+
+
+class Skips(nn.Module):
+    """Three skips to the last unit: of an embedding, of the ids, and of integers that the first stage computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, D)
+        self.h = nn.ModuleList(nn.Linear(D, D) for _ in range(3))
+        self.last = Choice()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = h = self.words(x)
+        choice = first.argmax(-1)
+        for layer in self.h:
+            h = torch.tanh(layer(h))
+        result: Tensor = self.last(h + first, x, choice)
+        return result
+
+
+class Choice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.again, self.table = nn.Embedding(VOCABULARY, D), nn.Embedding(D, D)
+
+    def forward(self, h: Tensor, x: Tensor, choice: Tensor) -> Any:
+        return h * self.again(x) + self.table(choice)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_n08_skips_of_an_embedding_and_of_integers_train_and_integers_have_no_gradient(num_stages: int) -> None:
+    batches = rows(3, 4, lambda index: {"x": ids(2, 4, VOCABULARY)})
+    setup = make_setup(Skips, batches, num_stages, clip_norm=0.1)
+    train_both(setup, batches)
+    last, flow, ends = num_stages - 1, setup.flow, setup.plan.ends
+    [integers] = [value for value in flow.values if value.dtype == "int64"]
+    [first] = [value for value in flow.values if value.producer == 0 and value.dtype != "int64"]
+    assert {integers.key, first.key} <= {*transfers(flow, ends)[0, last]}
+    returned = [key for keys in gradient_transfers(flow, ends).values() for key in keys]
+    assert first.key in returned
+    assert integers.key not in returned
+
+
+class Straight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(nn.Linear(D, D) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = h = torch.tanh(self.h[0](x))
+        for layer in self.h[1:]:
+            h = torch.tanh(layer(h))
+        return h + first
+
+
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+def test_n11_a_tensor_of_stage_0_that_stage_3_adds_goes_straight_there(schedule: str) -> None:
+    batches = rows(3, 4, lambda index: {"x": torch.randn(2, D)})
+    setup = make_setup(Straight, batches, 4, schedule=schedule, owners=owners_of(schedule, 4), clip_norm=0.1)
+    cluster = train_both(setup, batches)
+    ways = {(0, 1): 1, (1, 2): 1, (2, 3): 1, (0, 3): 1}
+    assert {stages: len(keys) for stages, keys in transfers(setup.flow, setup.plan.ends).items()} == ways
+    sent = {str(link): count for link, count in cluster.network.sent.items() if "activation" in str(link)}
+    apart = [each for each in ways if setup.workers[each[0]] != setup.workers[each[1]]]
+    assert sent == {f"{producer}>{consumer}/activation": 3 * 4 for producer, consumer in apart}
+
+
+def test_n12_each_stage_gets_the_rows_of_its_micro_batch_of_a_mask() -> None:
+    seen: list[list[Tensor]] = [[], [], [], []]
+
+    class Masked(nn.Linear):
+        def __init__(self, index: int) -> None:
+            super().__init__(D, D)
+            self.index = index
+
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            assert attention_mask is not None
+            if attention_mask.device.type != "meta":  # else on shapes
+                seen[self.index].append(attention_mask.clone())
+            return torch.tanh(super().forward(x)) * attention_mask[..., None]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.h = nn.ModuleList(Masked(index) for index in range(4))
+
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+            for block in self.h:
+                x = block(x, attention_mask)
+            return x
+
+    batches = rows(2, 4, lambda index: {"x": torch.randn(2, 5, D), "attention_mask": torch.randint(2, (2, 5))})
+    setup = make_setup(Model, batches, 4)
+    assert len(setup.plan.stages) == 4
+    for each in seen:
+        each.clear()
+    train_both(setup, batches)
+    masks = [inputs["attention_mask"] for batch in batches for inputs in batch[0]]
+    assert len({str(mask) for mask in masks}) == 8
+    for each in seen:  # in the pipeline, and in one process
+        assert all(map(torch.equal, each, masks * 2))
+        assert len(each) == 16
 
 
 class Types(nn.Module):

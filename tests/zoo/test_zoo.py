@@ -35,7 +35,7 @@ ROWS = pairwise(VALUES, is_possible)
 
 
 @pytest.mark.parametrize(("name", "schedule", "num_stages", "num_micro_batches"), ROWS)
-def test_a23_losses_and_weights_are_those_of_the_plain_loop(
+def test_a09_losses_and_weights_are_those_of_the_plain_loop(
     name: str, schedule: str, num_stages: int, num_micro_batches: int
 ) -> None:
     cluster = train(setup_of(name, num_stages, schedule), batches_of(name, num_micro_batches))

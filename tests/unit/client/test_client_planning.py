@@ -114,7 +114,7 @@ def test_p04_what_fits_only_without_the_optimizer_is_refused_with_the_sum() -> N
     assert "b/cpu" not in text
 
 
-def test_a02_an_open_cut_fits_with_fewer_in_flight_where_it_does_not_with_as_many_as_usual() -> None:
+def test_a03_an_open_cut_fits_with_fewer_in_flight_where_it_does_not_with_as_many_as_usual() -> None:
     """A stage of three layers has 12 MiB of model and 1.5 MiB of activations for each micro-batch."""
     asked = job(boundaries="auto", schedule="auto", num_stages=2)
     tight = costs(device("a", memory_bytes=14 * MIB), device("b", memory_bytes=14 * MIB))
@@ -128,7 +128,7 @@ def test_a02_an_open_cut_fits_with_fewer_in_flight_where_it_does_not_with_as_man
         plan_job(asked, small, crew("a", "b"))
 
 
-def test_a02_what_is_far_too_large_is_refused_with_the_whole_sum_too() -> None:
+def test_p04_what_is_far_too_large_is_refused_with_the_whole_sum_too() -> None:
     """The planner alone would refuse it by its weights and gradients."""
     tight = costs(device("a", memory_bytes=MIB), device("b", memory_bytes=100 * MIB))
     members = Crew(workers=(WorkerInfo(name="a", memory_bytes=MIB), WorkerInfo(name="b")))

@@ -82,7 +82,7 @@ def interrupted(setup: JobSetup, other: JobSetup, batches: Sequence[Batch], fold
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_state_of_every_optimizer_goes_to_stages_of_another_cut(name: str, tmp_path: Path) -> None:
+def test_a19_the_state_of_every_optimizer_goes_to_stages_of_another_cut(name: str, tmp_path: Path) -> None:
     setup = Setup(
         make_layers=make_layers,
         cuts=CUTS[3],
@@ -98,7 +98,7 @@ def test_the_state_of_every_optimizer_goes_to_stages_of_another_cut(name: str, t
 
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_go_on_in_the_middle_of_an_epoch(name: str, num_stages: int, tmp_path: Path) -> None:
+def test_a19_schedulers_go_on_in_the_middle_of_an_epoch(name: str, num_stages: int, tmp_path: Path) -> None:
     """With four stages, one has no parameters."""
     make, is_by_epoch = SCHEDULERS[name]
     setup = Setup(

@@ -49,7 +49,7 @@ def make_setup(name: str, num_stages: int, **options: Any) -> ModuleSetup:
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
 @pytest.mark.parametrize("name", CASES)
-def test_a23_every_partition_and_schedule_has_the_bits_of_one_process(
+def test_a09_every_partition_and_schedule_has_the_bits_of_one_process(
     name: str, num_stages: int, schedule: str
 ) -> None:
     setup = make_setup(name, num_stages, schedule=schedule, owners=owners_of(schedule, num_stages))

@@ -44,7 +44,7 @@ def by_hand(model: nn.Module) -> list[Any]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
-def test_groups_by_pattern_are_those_of_the_whole_model(num_stages: int, variant: str) -> None:
+def test_a19_groups_by_pattern_are_those_of_the_whole_model(num_stages: int, variant: str) -> None:
     """With four stages some have no norm, one has no parameters, and none has all three groups."""
     setup = Setup(
         make_layers=make_layers,
@@ -59,6 +59,7 @@ def test_groups_by_pattern_are_those_of_the_whole_model(num_stages: int, variant
     assert cluster.losses != train_plain(replace(setup, groups={}, plain_optimizers=None), batches)[0]
     for stage in cluster.stages.values():
         for optimizer in stage.updates.optimizers.values():
+            assert set(optimizer.state) == set(stage.named_parameters().values())  # no state of other stages
             assert [group["lr"] for group in optimizer.param_groups][:2] == [0.5, 0.3]
             assert len(optimizer.param_groups) == 3
 

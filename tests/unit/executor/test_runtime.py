@@ -122,7 +122,7 @@ def files_of(cluster: Cluster, step: int) -> dict[int, bytes]:
     return {stage: bytes(file) for stage, file in files.items()}
 
 
-def test_s02_state_is_saved_between_two_steps_under_the_unsplit_names(cluster: Cluster) -> None:
+def test_state_is_saved_between_two_steps_under_the_unsplit_names(cluster: Cluster) -> None:
     for port in cluster.ports.values():
         port.tell(save_state=local_pb2.SaveState(step=1))
     cluster.train([make_batch()])

@@ -34,7 +34,7 @@ SCHEDULERS: dict[str, tuple[Callable[..., Any], bool]] = {
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
-def test_rates_of_groups_are_those_of_one_process(num_stages: int, name: str) -> None:
+def test_a19_rates_of_groups_are_those_of_one_process(num_stages: int, name: str) -> None:
     """Ten steps are two epochs and a half here. With four stages, one has no parameters, and none has all groups."""
     make, is_by_epoch = SCHEDULERS[name]
     options: dict[str, Any] = {

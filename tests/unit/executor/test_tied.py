@@ -54,7 +54,7 @@ def test_the_cases_cover_all_pairs() -> None:
 
 
 @pytest.mark.parametrize(("name", "schedule", "num_stages", "m"), CASES)
-def test_a02_every_partition_and_schedule_has_the_bits_of_one_process(
+def test_a09_every_partition_and_schedule_has_the_bits_of_one_process(
     name: str, schedule: str, num_stages: int, m: int
 ) -> None:
     owners = "aba" if (schedule, num_stages) == ("GPipe", 3) else owners_of(schedule, num_stages)

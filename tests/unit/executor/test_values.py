@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.wire.links import Link
 from tests.unit.executor.batches import Batch, batch_of
+from tests.unit.executor.memory_network import MemoryPort
 from tests.unit.executor.network import Cluster, Setup, train_both
 
 
@@ -50,19 +53,65 @@ def tree_layers() -> list[nn.Module]:
     return [TakesDict(), TakesPair(), ReturnsLoss()]
 
 
-def dict_batches(num_rows: int = 8) -> list[Batch]:
+def dict_batches(num_rows: int = 8, mask_dtype: torch.dtype = torch.bool) -> list[Batch]:
     generator = torch.Generator().manual_seed(3)
     value = {
         "ids": torch.randint(16, (num_rows,), generator=generator),
         "scale": torch.randn(num_rows, 1, generator=generator),
-        "mask": torch.rand(num_rows, 1, generator=generator) > 0.3,
+        "mask": (torch.rand(num_rows, 1, generator=generator) > 0.3).to(mask_dtype),
     }
     return [batch_of(value, None, num_rows, 4)] * 10
 
 
 @pytest.mark.parametrize("owners", [[], ["a", "a", "a"], ["a", "b", "a"]])
-def test_n05_n13_n24_trees_cross_and_the_model_returns_the_loss(owners: list[str]) -> None:
+def test_n05_trees_cross_and_the_model_returns_the_loss(owners: list[str]) -> None:
     train_both(Setup(make_layers=tree_layers, cuts=(1, 2), owners=owners), dict_batches())
+
+
+@pytest.mark.parametrize("owners", ["ab", "aa"])
+def test_n13_a_tuple_with_none_a_number_and_a_dict_is_received_as_it_was_given(owners: str) -> None:
+    given: list[Any] = []
+    received: list[Any] = []
+
+    class Gives(nn.Linear):
+        def forward(self, value: Tensor) -> Any:
+            h = super().forward(value)
+            given.append((h, None, 3, {"aux": torch.tanh(h)}))
+            return given[-1]
+
+    class Receives(nn.Linear):
+        def forward(self, value: Any) -> Tensor:
+            received.append(value)
+            h, _, number, more = value
+            return super().forward(h + more["aux"]) * number
+
+    setup = Setup(make_layers=lambda: [Gives(3, 8), Receives(8, 2)], cuts=(1,), owners=list(owners), loss=mean_of)
+    train_both(setup, [batch_of(torch.randn(8, 3), None, 8, 4) for _ in range(3)])
+    assert len(given) == len(received) == 2 * 3 * 4  # with the plain loop
+    for one, other in zip(given, received, strict=True):
+        assert [type(each) for each in other] == [Tensor, type(None), int, dict]
+        assert (type(other), other[2], list(other[3])) == (tuple, 3, ["aux"])
+        assert torch.equal(other[0], one[0])
+        assert torch.equal(other[3]["aux"], one[3]["aux"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_n24_nothing_is_sent_back_for_a_mask(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor for a tensor that the next stage does not use."""
+    sent: dict[str, list[Any]] = {}
+    send = MemoryPort.send_gradients
+
+    def noted(port: MemoryPort, link: Link, step: int, micro_batch: int, gradients: Sequence[Tensor | None]) -> None:
+        shapes = [None if each is None else tuple(each.shape) for each in gradients]
+        sent.setdefault(str(link), []).append(shapes)
+        send(port, link, step, micro_batch, gradients)
+
+    monkeypatch.setattr(MemoryPort, "send_gradients", noted)
+    train_both(Setup(make_layers=tree_layers, cuts=(1, 2)), dict_batches(mask_dtype=dtype))
+    assert sent == {
+        "1>0/gradient": [[(2, 8), None]] * 40,  # hidden, mask
+        "2>1/gradient": [[(2, 8), None, None]] * 40,  # hidden, mask, unused
+    }
 
 
 class TakesTuple(nn.Module):

@@ -45,7 +45,7 @@ def test_several_stages_of_one_model_object() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "naive"])
-def test_n11_every_schedule_gives_the_same_bits(schedule: str) -> None:
+def test_every_schedule_gives_the_same_bits(schedule: str) -> None:
     case = ZOO["encoder-decoder"]
     flow = flow_of(case)
     torch.manual_seed(1)

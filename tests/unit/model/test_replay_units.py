@@ -107,7 +107,7 @@ def test_a_long_skip_is_one_value_with_its_users() -> None:
     assert {stages: len(each) for stages, each in keys.items()} == {(0, 1): 1, (0, 3): 1, (1, 2): 2, (2, 3): 1}
 
 
-def test_n08_integers_that_cross_want_no_gradient() -> None:
+def test_integers_that_cross_want_no_gradient() -> None:
     flow = flow_of("integer skip")
     (choice,) = [value for value in flow.values if value.dtype == "int64"]
     assert not choice.is_differentiable
@@ -122,7 +122,7 @@ def test_tied_weights_are_found_by_use() -> None:
     assert shared_parameters(functional, (2, 4)) == {"wte.weight": (0, 1)}
 
 
-def test_n12_an_integer_input_goes_to_the_stages_that_read_it() -> None:
+def test_an_integer_input_goes_to_the_stages_that_read_it() -> None:
     flow = flow_of("mask, number")
     ends = (1, 2, 4, 5)
     # Its values decide a branch, so every stage must know them; the ids are for the embedding alone.
