@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import pipesvc
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -56,6 +58,28 @@ def test_a09_a_plain_module_equals_the_plain_loop(cluster: pipesvc.Client, num_s
     run = cluster.submit(make_job(strategy=strategy))
     assert_equal(run, truth())
     assert len({stage.worker for stage in run.plan().stages}) == num_stages
+
+
+@pytest.mark.parametrize("model", [module_jobs.Skipping, module_jobs.Tied])
+def test_a23_s02_the_exported_file_predicts_the_same_in_plain_torch(
+    cluster: pipesvc.Client, model: Callable[[], torch.nn.Module], tmp_path: Path
+) -> None:
+    job = make_job(model, strategy=pipesvc.Strategy(micro_batches=4, num_stages=3))
+    run = cluster.submit(job)
+    run.wait()
+    run.save_weights(tmp_path / "model.safetensors")
+    torch.manual_seed(99)  # other weights than those of the job
+    plain_model, trained = model(), model()
+    plain_model.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
+    trained.load_state_dict(truth(model).weights, strict=True)
+    rows = [inputs for inputs, _ in module_jobs.words()]
+    batches = [{name: torch.stack([row[name] for row in rows[at : at + 8]]) for name in rows[0]} for at in (0, 8, 32)]
+    predicted = list(cluster.predict(job, batches, weights=run, micro_batches=1))
+    assert len(predicted) == 3
+    for batch, found in zip(batches, predicted, strict=True):
+        with torch.no_grad():
+            assert torch.equal(plain_model.eval()(**batch), found)
+            assert torch.equal(trained.eval()(**batch), found)
 
 
 def test_several_stages_on_a_worker(cluster: pipesvc.Client) -> None:

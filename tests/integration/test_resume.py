@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim import lr_scheduler
 
@@ -63,17 +64,33 @@ def assert_same_end(run: pipesvc.Run, whole: pipesvc.Run) -> None:
     assert [name for name in state if not torch.equal(state[name], expected[name])] == []
 
 
-def test_s01_a_run_goes_on_from_another_on_other_stages(
-    cluster: pipesvc.Client, begun: pipesvc.Run, whole: pipesvc.Run
+def training_state(run: pipesvc.Run, folder: Path) -> dict[str, Tensor]:
+    run.save_checkpoint(folder)
+    return load_file(folder / "training.safetensors")
+
+
+@pytest.mark.parametrize("num_stages", [3, 1])
+def test_s01_a_run_of_two_stages_goes_on_with_three_and_with_one(
+    cluster: pipesvc.Client, begun: pipesvc.Run, whole: pipesvc.Run, num_stages: int, tmp_path: Path
 ) -> None:
-    strategy = pipesvc.Strategy(micro_batches=2, num_stages=3, schedule="GPipe")
+    strategy = pipesvc.Strategy(micro_batches=2, num_stages=num_stages, schedule="GPipe")
     run = cluster.submit(make_job(resume=begun, epochs=3, strategy=strategy))
     assert_same_end(run, whole)
+    assert [len(each.plan().stages) for each in (begun, run)] == [2, num_stages]
     assert begun.losses() + run.losses() == whole.losses()
     assert [step.index for step in run.steps()] == list(range(EPOCH + 3, 3 * EPOCH + 1))
     assert [step.epoch for step in run.steps()] == [1] * 3 + [2] * EPOCH
     info = run.info()
     assert (info.start.step, info.num_committed_steps, info.num_steps) == (EPOCH + 2, 3 * EPOCH, 3 * EPOCH)
+    # Moments and step of each parameter, by its name in the unsplit model; moments have its shape.
+    before, after, expected = (training_state(each, tmp_path / each.run_id) for each in (begun, run, whole))
+    shapes = {name: each.shape for name, each in jobs.with_noise().named_parameters()}
+    moments = {f"{name}/{kind}": shape for name, shape in shapes.items() for kind in ("exp_avg", "exp_avg_sq")}
+    counts = {f"{name}/step": torch.Size([]) for name in shapes}
+    for found, num_steps in ((before, EPOCH + 2), (after, 3 * EPOCH)):
+        assert {name: each.shape for name, each in found.items()} == moments | counts
+        assert {float(found[name]) for name in counts} == {num_steps}
+    assert [name for name in expected if not torch.equal(after[name], expected[name])] == []
 
 
 def test_it_goes_on_from_a_folder_by_the_command_line(
