@@ -108,14 +108,14 @@ def _refuse_misfit(allotment: Allotment, stand_ins: Named, whole: Whole, where: 
         except PipesvcError as error:
             refused[name] = error
     if 0 < len(refused) < len(stand_ins):
-        name, error = next(iter(refused.items()))
-        told = str(error.__cause__).replace(str(stand_ins[name].shape), str(whole.parameters[name].shape))
+        name, refusal = next(iter(refused.items()))
+        told = str(refusal.__cause__).replace(str(stand_ins[name].shape), str(whole.parameters[name].shape))
         raise PipesvcError(
             ErrorCode.INVALID_JOB,
             f"the optimizer does not take {name!r}: {told}",
             advice=_apart(name, "AdamW"),
             where=where,
-        ) from error.__cause__
+        ) from refusal.__cause__
 
 
 def _refuse_gradients(

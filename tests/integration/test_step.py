@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -174,9 +175,34 @@ def test_a19_a_scheduler_that_needs_a_metric_is_refused_at_submit(cluster: pipes
     assert "the scheduler ReduceLROnPlateau needs metrics" in str(error)
 
 
-def test_a19_a_pattern_that_matches_nothing_is_refused_at_submit(cluster: pipesvc.Client) -> None:
-    optimizer = pipesvc.Optimizer(torch.optim.SGD, lr=0.1, groups={"*.bais": {"weight_decay": 0.0}})
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (
+            pipesvc.Optimizer(torch.optim.SGD, lr=0.1, groups={"*.bais": {"weight_decay": 0.0}}),
+            "'*.bais' of groups matches no parameter of the model",
+        ),
+        (pipesvc.Optimizer(torch.optim.Muon, lr=0.1), "the optimizer does not take '0.bias': Muon only supports 2D"),
+        (pipesvc.Optimizer(torch.optim.Muon, lr=0.1), "Give it an optimizer of its own: optimizer={"),
+    ],
+)
+def test_a19_an_optimizer_that_does_not_fit_the_model_is_refused_at_submit(
+    cluster: pipesvc.Client, optimizer: pipesvc.Optimizer, said: str
+) -> None:
     error = refusal(cluster, make_job(optimizer=optimizer))
     assert error.code is ErrorCode.INVALID_JOB
-    assert "'*.bais' of groups matches no parameter" in str(error)
-    assert "0.weight, 0.bias" in str(error)
+    assert said in str(error)
+
+
+def test_a19_muon_trains_the_matrices_beside_another_for_the_rest(cluster: pipesvc.Client) -> None:
+    optimizers = {
+        "*.bias": pipesvc.Optimizer(torch.optim.AdamW, lr=0.01),
+        "*": pipesvc.Optimizer(torch.optim.Muon, lr=0.05),
+    }
+
+    def biases_apart(model: nn.Module) -> list[torch.optim.Optimizer]:
+        biases = [each for each in model.parameters() if each.ndim == 1]
+        matrices = [each for each in model.parameters() if each.ndim == 2]
+        return [torch.optim.AdamW(biases, lr=0.01), torch.optim.Muon(matrices, lr=0.05)]
+
+    assert_equal(cluster.submit(make_job(optimizer=optimizers)), make_loop(make_optimizers=biases_apart).run())

@@ -83,7 +83,8 @@ def test_n13_a_tuple_with_none_a_number_and_a_dict_is_received_as_it_was_given(o
         def forward(self, value: Any) -> Tensor:
             received.append(value)
             h, _, number, more = value
-            return super().forward(h + more["aux"]) * number
+            result: Tensor = super().forward(h + more["aux"]) * number
+            return result
 
     setup = Setup(make_layers=lambda: [Gives(3, 8), Receives(8, 2)], cuts=(1,), owners=list(owners), loss=mean_of)
     train_both(setup, [batch_of(torch.randn(8, 3), None, 8, 4) for _ in range(3)])
