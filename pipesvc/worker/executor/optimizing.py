@@ -73,7 +73,9 @@ class Updates:
             try:
                 scheduler.step()
             except (Exception, KeyboardInterrupt) as cause:
-                raise failed(f"stepping the scheduler {type(scheduler).__name__}", cause, where) from cause
+                doing = f"stepping the scheduler {type(scheduler).__name__}"
+                advice = "It is stepped once for each update (or epoch) of the whole training: let it have as many"
+                raise failed(doing, cause, where, advice=advice) from cause
 
 
 MakeUpdates = Callable[[Named], Updates]

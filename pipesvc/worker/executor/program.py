@@ -84,8 +84,8 @@ def seed_for_loss(spec: StageSpec, step: int, micro_batch: int) -> None:
     seed_generators(spec.device, seeds.derive(spec.seed, "loss", step, micro_batch))
 
 
-def failed(doing: str, cause: BaseException, where: Where) -> PipesvcError:
+def failed(doing: str, cause: BaseException, where: Where, *, advice: str = "") -> PipesvcError:
     """What user code raised, for which the catcher says what it did."""
-    has_one_row = type(cause) is ValueError and str(cause).startswith(_ONE_ROW)
-    advice = "Use fewer micro_batches; drop_last=True leaves out a last batch that is short" if has_one_row else ""
+    if type(cause) is ValueError and str(cause).startswith(_ONE_ROW):
+        advice = "Use fewer micro_batches; drop_last=True leaves out a last batch that is short"
     return user_error(ErrorCode.STAGE_FAILED, doing, cause, advice=advice, where=where)

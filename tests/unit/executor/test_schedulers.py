@@ -87,6 +87,7 @@ def test_one_that_is_stepped_too_often_is_told_with_its_place() -> None:
         train(setup, make_batches(2, num_steps=3))
     assert caught.value.code is ErrorCode.STAGE_FAILED
     assert caught.value.details.where.step == 3
+    assert "once for each update" in caught.value.details.advice
 
 
 def refused(make: Callable[..., Any], optimizer: Callable[..., Any] | None = None) -> str:
