@@ -10,14 +10,14 @@ Protobuf on the wire: each field is a tag, `number << 3 | type`, then a varint (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NoReturn, TypeAlias
 
 from google.protobuf.message import DecodeError
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import data_pb2, types_pb2
-from pipesvc.wire.elements import element_name, total_bytes
+from pipesvc.wire.elements import CODED_TYPES, codec_name, element_name, payload_bytes
 
 WIRE_VERSION: Final = 1
 CHUNK_BYTES: Final = 1 << 20  # 512 KiB to 2 MiB measured equal; 256 KiB costs a third more CPU
@@ -257,8 +257,8 @@ def _decode_generated(data: bytes) -> tuple[FrameHeader, memoryview]:
 
 def _check(header: FrameHeader, payload_bytes: int) -> None:
     """Refuse what no later part could understand: unknown numbers and counts that contradict each other."""
-    if header.codec != types_pb2.CODEC_NONE:
-        _refuse(header, f"unknown codec number {header.codec}")
+    if header.codec not in CODED_TYPES:
+        _refuse(header, f"unknown codec {codec_name(header.codec)}")
     if header.sequence < 1:
         _refuse(header, "sequence number 0; tensors of a link are counted from 1")
     if header.value >= max(1, header.num_values):
@@ -269,19 +269,20 @@ def _check(header: FrameHeader, payload_bytes: int) -> None:
         if header.total_bytes:
             _refuse(header, f"a marker without tensor announces {header.total_bytes} bytes")
         if header.dtype:
-            _tensor_bytes(header)
+            _payload_bytes(replace(header, codec=types_pb2.CODEC_NONE))
         return
     if len(header.shape) > MAX_DIMENSIONS:
         _refuse(header, f"a tensor of {len(header.shape)} dimensions, at most {MAX_DIMENSIONS} are allowed")
-    expected = _tensor_bytes(header)
+    expected = _payload_bytes(header)
     if expected != header.total_bytes:
         tensor = f"{element_name(header.dtype)} tensor of shape {list(header.shape)}"
-        _refuse(header, f"a {tensor} has {expected} bytes, the frame announces {header.total_bytes}")
+        form = "" if header.codec == types_pb2.CODEC_NONE else f" in codec {codec_name(header.codec)}"
+        _refuse(header, f"a {tensor} has {expected} bytes{form}, the frame announces {header.total_bytes}")
 
 
-def _tensor_bytes(header: FrameHeader) -> int:
+def _payload_bytes(header: FrameHeader) -> int:
     try:
-        return total_bytes(header.dtype, header.shape)
+        return payload_bytes(header.codec, header.dtype, header.shape)
     except PipesvcError as error:
         raise error.at(_where(header)) from None
 

@@ -44,6 +44,9 @@ class Codec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CODEC_UNSPECIFIED: _ClassVar[Codec]
     CODEC_NONE: _ClassVar[Codec]
+    CODEC_BF16: _ClassVar[Codec]
+    CODEC_FP16: _ClassVar[Codec]
+    CODEC_INT8: _ClassVar[Codec]
 
 class LinkKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -91,6 +94,9 @@ ELEMENT_TYPE_COMPLEX32: ElementType
 ELEMENT_TYPE_FLOAT8_E8M0FNU: ElementType
 CODEC_UNSPECIFIED: Codec
 CODEC_NONE: Codec
+CODEC_BF16: Codec
+CODEC_FP16: Codec
+CODEC_INT8: Codec
 LINK_KIND_UNSPECIFIED: LinkKind
 LINK_KIND_ACTIVATION: LinkKind
 LINK_KIND_GRADIENT: LinkKind
