@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pipesvc.client.connection import Client as Client
     from pipesvc.client.connection import connect as connect
     from pipesvc.client.job import Call as Call
+    from pipesvc.client.job import Codec as Codec
     from pipesvc.client.job import DataSource as DataSource
     from pipesvc.client.job import Evaluation as Evaluation
     from pipesvc.client.job import GradScaler as GradScaler
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Call": "pipesvc.client.job",
     "Client": "pipesvc.client.connection",
+    "Codec": "pipesvc.client.job",
     "DataSource": "pipesvc.client.job",
     "Evaluated": "pipesvc.client.run",
     "Evaluation": "pipesvc.client.job",

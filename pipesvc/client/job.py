@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pipesvc.client import checks, weights_source
 from pipesvc.client.calls import Call, Optimizer, Scheduler, as_call, check_function
 from pipesvc.client.checks import refuse
+from pipesvc.client.codec import Codec
 from pipesvc.client.evaluation import Evaluation
 from pipesvc.client.precision import AUTOCAST_DTYPES, GradScaler
 from pipesvc.client.schedule_file import ScheduleFile
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Call",
+    "Codec",
     "DataSource",
     "Evaluation",
     "GradScaler",

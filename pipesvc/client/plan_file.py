@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from pipesvc.client import codec
 from pipesvc.client.job import ScheduleFile, Strategy
 from pipesvc.core.plan_report import PlanReport
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -38,9 +39,10 @@ _TYPES: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
     "recompute": ("true, false or a list of patterns", (bool, list)),
     "same_host": ("true or false", (bool,)),
     "compile": ("true or false", (bool,)),
+    "codec": ('an object like {"activations": "int8", "gradients": "bf16"}', (dict,)),
 }
 # Files of before there were these.
-_OPTIONAL: Final = frozenset({"recompute", "compile", "same_host"})
+_OPTIONAL: Final = frozenset({"recompute", "compile", "same_host", "codec"})
 
 
 def plan_file_text(strategy: Strategy, report: PlanReport, folder: str | Path = ".") -> str:
@@ -49,7 +51,7 @@ def plan_file_text(strategy: Strategy, report: PlanReport, folder: str | Path = 
         "format": _FORMAT,
         "about": _ABOUT,
         "strategy": {name: getattr(strategy, name) for name in _TYPES}
-        | {"schedule": _schedule_value(strategy, folder)},
+        | {"schedule": _schedule_value(strategy, folder), "codec": codec.as_json(strategy.codec)},
         "estimated": asdict(report),
     }
     return f"{json.dumps(document, indent=2)}\n"
@@ -83,7 +85,8 @@ def read_plan(path: str | Path) -> Strategy:
         if isinstance(schedule, dict):
             schedule = ScheduleFile(Path(path).parent / schedule["file"])
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        return Strategy(**values | lists | {"schedule": schedule})
+        codecs = {"codec": codec.from_json(values["codec"])} if "codec" in values else {}
+        return Strategy(**values | lists | codecs | {"schedule": schedule})
     except PipesvcError as error:
         what = error.details.message
         raise PipesvcError(error.code, f"the plan file {path}: {what}", advice=error.details.advice) from None

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pipesvc.client.progress import duration
 from pipesvc.client.watching import ENDED, failure_of, state_name
 from pipesvc.rpc.v1 import run_pb2, types_pb2
+from pipesvc.wire.links import Link
 
 WAYS = {types_pb2.LINK_WAY_GRPC: "over gRPC", types_pb2.LINK_WAY_SAME_HOST: "within a host"}
 
@@ -37,7 +38,7 @@ def status_text(status: run_pb2.GetStatusResponse, now_s: float | None = None) -
     parts += [_unreached_line(unreached, now_s) for unreached in status.unreached]
     live = [run for run in status.runs if run.state not in ENDED]
     parts.append(runs_text(live) if live else "no live runs")
-    parts += [f"{run.run_id}: {line}" for run in live for line in (*_awaited_lines(run, now_s), *_link_lines(run))]
+    parts += [f"{run.run_id}: {line}" for run in live for line in _lines_below(run, now_s)]
     return "\n".join(parts)
 
 
@@ -72,6 +73,12 @@ def _unreached_line(found: run_pb2.Unreached, now_s: float) -> str:
     return f"WARNING: worker {found.worker} cannot reach {whom} at {found.data_address}: {found.problem} ({tried})"
 
 
+def _lines_below(run: run_pb2.Run, now_s: float) -> Iterator[str]:
+    yield from _awaited_lines(run, now_s)
+    yield from _link_lines(run)
+    yield from _coded_lines(run)
+
+
 def _link_lines(run: run_pb2.Run) -> Iterator[str]:
     """How many links go which way, and what they have carried."""
     for way, name in WAYS.items():
@@ -91,3 +98,12 @@ def _awaited_lines(run: run_pb2.Run, now_s: float) -> Iterator[str]:
         if awaited.until_unix_ns:
             text += f", for {duration(awaited.until_unix_ns / 1e9 - now_s)} more"
         yield f"{text}, then {awaited.then}" if awaited.then else text
+
+
+def _coded_lines(run: run_pb2.Run) -> Iterator[str]:
+    """What codecs save and what they cost, for each link that has one."""
+    for total in run.links:
+        if total.coded_bytes != total.tensor_bytes:
+            sizes = [f"{num / 2**20:.1f} MiB" for num in (total.tensor_bytes, total.coded_bytes)]
+            link = Link.from_message(total.link)
+            yield f"link {link} has sent {sizes[0]} as {sizes[1]}, with a relative error of {total.relative_error:.2g}"

@@ -202,7 +202,11 @@ class Run:
 
     def links(self) -> list[dict[str, Any]]:
         """What each link ("0>1/activation") has carried since the run began, counted by its sender, and its way:
-        "gRPC", or "same host" for memory that both ends share, which the network does not see."""
+        "gRPC", or "same host" for memory that both ends share, which the network does not see.
+
+        `coded_bytes` are those of the tensors as they travelled, and `relative_error` is the largest that was measured,
+        of one in 31 coded tensors: root mean square of the error by that of the tensor.
+        """
         return [
             {
                 "link": str(Link.from_message(total.link)),
@@ -211,6 +215,8 @@ class Run:
                 "wire_bytes": total.wire_bytes,
                 "num_frames": total.num_frames,
                 "way": _WAYS.get(total.way, ""),
+                "coded_bytes": total.coded_bytes,
+                "relative_error": total.relative_error,
             }
             for total in self.info().links
         ]

@@ -16,6 +16,7 @@ from typing import Any, Final
 from pipesvc.client import checks, weights_source
 from pipesvc.client.bundle import Bundle, make_bundle
 from pipesvc.client.calls import Call, as_call
+from pipesvc.client.codec import Codec
 from pipesvc.client.evaluation import Evaluation
 from pipesvc.client.job import DataSource, GradScaler, Job, Strategy, StreamSource
 from pipesvc.client.notebook import Notebook, make_notebook
@@ -41,6 +42,12 @@ _AUTOCASTS = {
 }
 _PERIODS = {"step": job_pb2.SCHEDULER_PERIOD_STEP, "epoch": job_pb2.SCHEDULER_PERIOD_EPOCH}
 _STAGE: Final = "model of stage "
+_CODECS = {
+    "none": types_pb2.CODEC_NONE,
+    "bf16": types_pb2.CODEC_BF16,
+    "fp16": types_pb2.CODEC_FP16,
+    "int8": types_pb2.CODEC_INT8,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,7 +225,20 @@ def _strategy_spec(strategy: Strategy) -> job_pb2.StrategySpec:
         recompute_patterns=() if isinstance(strategy.recompute, bool) else strategy.recompute,
         compiles=strategy.compile,
         forces_grpc=not strategy.same_host,
+        codecs=[] if strategy.codec.is_none else _codec_messages(strategy.codec),
     )
+
+
+def _codec_messages(codec: Codec) -> list[job_pb2.LinkCodec]:
+    return [
+        job_pb2.LinkCodec(
+            earlier_stage=earlier,
+            later_stage=later,
+            activations=_CODECS[each.activations],
+            gradients=_CODECS[each.gradients],
+        )
+        for (earlier, later), each in codec.by_pair.items()
+    ]
 
 
 def _notebook_of(references: Sequence[Reference]) -> Notebook | None:

@@ -12,6 +12,7 @@ from typing import Final
 
 from pipesvc.client import checks
 from pipesvc.client.checks import refuse
+from pipesvc.client.codec import Codec, check_codec
 from pipesvc.client.schedule_file import ScheduleFile
 from pipesvc.core.schedules import FILE, SCHEDULE_NAMES, check_counts, check_placement, splits_backward
 from pipesvc.core.type_weights import type_parts
@@ -54,10 +55,13 @@ class Strategy:
     """torch.compile every layer or unit on its worker; numbers then agree to rounding."""
     same_host: bool = True
     """Links between workers of one host go through memory that both share; False: over gRPC, like all others."""
+    codec: Codec = field(default_factory=Codec)
+    """Fewer bits for what goes from worker to worker: Codec(activations="int8", gradients="bf16")."""
 
     def __post_init__(self) -> None:
         for name in ("pipeline", "allow_cpu_for_gpu", "compile", "same_host"):
             checks.flag(name, getattr(self, name))
+        check_codec(self.codec)
         checks.whole("micro_batches", self.micro_batches, 1, MAX_MICRO_BATCHES)
         checks.whole_or_none("num_stages", self.num_stages, 1)
         checks.whole_or_none("in_flight", self.in_flight, 1)

@@ -251,6 +251,8 @@ class Machine:
                     wire_bytes=count.wire_bytes,
                     num_frames=count.num_frames,
                     way=count.way,
+                    coded_bytes=count.coded_bytes,
+                    relative_error=count.relative_error,
                     worker=member.name,
                 )
 

@@ -18,9 +18,10 @@ from pipesvc.core.plan import LayerInfo, Plan, StrategySettings
 from pipesvc.core.planner import MissingWorkers, make_plan
 from pipesvc.core.schedules import num_stages_by_default
 from pipesvc.core.stages import is_uncut
-from pipesvc.errors import ErrorCode
+from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
 from pipesvc.wire.job_edges import edges_of_job
+from pipesvc.wire.link_codecs import unknown_pairs
 from pipesvc.wire.registrations import worker_info
 
 
@@ -37,7 +38,23 @@ def plan_for(
         settings = replace(settings, num_stages=1)
     workers = [worker_info(member.registration) for member in fleet.available]
     broken = [(finding.worker, finding.peer) for finding in fleet.reach.unreached]
-    return make_plan(settings, layers, reachable_first(workers, broken), flow_json)
+    plan = make_plan(settings, layers, reachable_first(workers, broken), flow_json)
+    if isinstance(plan, Plan):
+        _check_codecs(job, plan)
+    return plan
+
+
+def _check_codecs(job: job_pb2.JobSpec, plan: Plan) -> None:
+    """Refuse codecs of links that this plan does not have: whoever asked would believe them at work."""
+    edges = edges_of_job(plan, job)
+    sending = (*edges.forwards, *edges.backwards)
+    for earlier, later in unknown_pairs(job.strategy, sending):
+        pairs = ", ".join(f"{min(pair)}>{max(pair)}" for pair in edges.forwards)
+        raise PipesvcError(
+            ErrorCode.INVALID_JOB,
+            f"codec has the link {earlier}>{later}, and no activation goes that way: the stages have {pairs or 'none'}",
+            advice="Name links of the plan, or give one Codec for all",
+        )
 
 
 def uncut(

@@ -17,6 +17,7 @@ from pipesvc.coordinator.limits import BUNDLE_BYTES, JOB_BYTES, SAMPLE_BYTES
 from pipesvc.core.schedules import FILE, SCHEDULE_NAMES, check_counts, splits_backward
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import job_pb2, types_pb2
+from pipesvc.wire.link_codecs import codec_faults
 
 # Run ids name directories.
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -202,6 +203,7 @@ def _faults_of_strategy(job: job_pb2.JobSpec) -> Iterator[str]:
     elif strategy.schedule.lower() not in {name.lower() for name in SCHEDULE_NAMES}:
         yield f"the schedule is {strategy.schedule!r}: choose one of {', '.join(SCHEDULE_NAMES)}"
     yield from _faults_of_modules(strategy)
+    yield from codec_faults(strategy)
     if list(strategy.boundaries) != sorted(set(strategy.boundaries)) or 0 in strategy.boundaries:
         yield f"boundaries {list(strategy.boundaries)} do not ascend from 1"
     if strategy.boundaries and strategy.boundary_names:

@@ -23,7 +23,8 @@ from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.net import options
 from pipesvc.net.addresses import Address
 from pipesvc.net.channels import Metadata, aio_channel, auth_metadata
-from pipesvc.net.outgoing import Acknowledged, LinkCounts, OutgoingTensor
+from pipesvc.net.link_counts import LinkCounts, LinkTally
+from pipesvc.net.outgoing import Acknowledged, OutgoingTensor
 from pipesvc.net.reports import report_of, status_and_text
 from pipesvc.rpc.v1 import data_pb2
 from pipesvc.wire.credit import SenderState
@@ -76,13 +77,12 @@ class LinkSender:
         self._is_connected = False
         self._was_connected = False
         self._is_ended = False
-        self._counted_sequence = 0
-        self._tensor_bytes = self._wire_bytes = self._num_frames = 0
+        self._tally: Final = LinkTally()
         self._task: Final = asyncio.get_running_loop().create_task(self._run(), name=f"link {link} of {run_id}")
 
     @property
     def counts(self) -> LinkCounts:
-        return LinkCounts(tensor_bytes=self._tensor_bytes, wire_bytes=self._wire_bytes, num_frames=self._num_frames)
+        return self._tally.counts
 
     @property
     def num_unacknowledged(self) -> int:
@@ -112,9 +112,11 @@ class LinkSender:
             shape=tensor.shape,
             requires_grad=tensor.requires_grad,
             is_no_gradient=tensor.is_no_gradient,
+            codec=tensor.codec,
             structure=tensor.structure,
         )
         self._state.enqueue(header, tensor.view, tensor.on_acknowledged)
+        self._tally.erred(tensor.relative_error)
         self._emptied.clear()
         self._wake.set()
 
@@ -223,11 +225,7 @@ class LinkSender:
             return None
         header, payload = following
         frame = encode(header, payload)
-        self._num_frames += 1
-        self._wire_bytes += len(frame)
-        if header.chunk_offset + payload.nbytes == header.total_bytes and header.sequence > self._counted_sequence:
-            self._counted_sequence = header.sequence
-            self._tensor_bytes += header.total_bytes
+        self._tally.sent(header, payload.nbytes, len(frame))
         return frame
 
     def _replied(self, data: bytes) -> None:

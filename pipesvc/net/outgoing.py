@@ -1,4 +1,4 @@
-"""What is handed to the sending end of a link, and what it has carried."""
+"""What is handed to the sending end of a link."""
 
 from __future__ import annotations
 
@@ -28,12 +28,5 @@ class OutgoingTensor:
     shape: tuple[int, ...] = ()
     requires_grad: bool = False
     is_no_gradient: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinkCounts:
-    """What a link has sent. Tensors count once; frames and wire bytes include what was sent again after a break."""
-
-    tensor_bytes: int = 0
-    wire_bytes: int = 0
-    num_frames: int = 0
+    codec: int = types_pb2.CODEC_NONE
+    relative_error: float = 0.0  # that coding has made; 0 where it was not measured

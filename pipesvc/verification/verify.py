@@ -64,6 +64,9 @@ def verify(client: Client, job: Job, *, num_steps: int = NUM_STEPS) -> Verdict:
         raise refuse("a streamed source can be read once only, and verify reads twice", "Give a DataSource")
     if job.resume is not None:
         raise refuse("verify begins with the first step, and the job has resume", "Verify it without resume")
+    if not job.strategy.codec.is_none:
+        text = "verify compares bits, and the job has a codec, which rounds what stages send each other"
+        raise refuse(text, "Verify it without codec, and compare its losses with those of a run that has none")
     run = client.submit(replace(job, max_steps=num_steps, evaluation=None))
     run.wait()
     losses, state, plan = run.losses(), run.state_dict(), run.plan()

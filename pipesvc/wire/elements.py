@@ -45,6 +45,8 @@ CODED_TYPES: Final[dict[int, frozenset[int]]] = {
         {types_pb2.ELEMENT_TYPE_FLOAT32, types_pb2.ELEMENT_TYPE_FLOAT16, types_pb2.ELEMENT_TYPE_BFLOAT16}
     ),
 }
+# In a message between processes, what says that the bytes are the tensor's own.
+PLAIN: Final = (types_pb2.CODEC_UNSPECIFIED, types_pb2.CODEC_NONE)
 # Neighbours that share a scale in CODEC_INT8.
 BLOCK_ELEMENTS: Final = 256
 _SCALE_BYTES: Final = 4

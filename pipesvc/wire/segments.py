@@ -60,6 +60,11 @@ class SegmentPool:
         self._in_use.add(segment.segment_id)
         return segment
 
+    def take_back(self, segment: Segment) -> None:
+        """The segment was not sent after all."""
+        self._in_use.remove(segment.segment_id)
+        self._free.setdefault(segment.size, []).append(segment.segment_id)
+
     def release(self, segment_id: int) -> None:
         """The peer is done with a segment that was sent to it. After close() this does nothing: it may come late."""
         if self._is_closed:

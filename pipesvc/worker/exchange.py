@@ -23,11 +23,12 @@ from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.net.addresses import parse
 from pipesvc.net.link_sender import LinkSender
 from pipesvc.net.link_service import LinkService
-from pipesvc.net.outgoing import LinkCounts, OutgoingTensor
+from pipesvc.net.outgoing import OutgoingTensor
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
 from pipesvc.wire.frames import FrameHeader
 from pipesvc.wire.links import CLIENT, Link, endpoint_name
 from pipesvc.wire.segments import Segment, SegmentMap, SegmentPool
+from pipesvc.worker import peer_counts
 from pipesvc.worker.doors import Door, knock
 
 _log = logging.getLogger("pipesvc.worker")
@@ -72,6 +73,7 @@ class ChildExchange:
             total_bytes=header.total_bytes,
         )
         local.dtype = header.dtype  # type: ignore[assignment]
+        local.codec = header.codec  # type: ignore[assignment]
         segment = self._arriving.pop(link, None)
         descriptors: tuple[int, ...] = ()
         if segment is None:
@@ -100,6 +102,8 @@ class ChildExchange:
             shape=tuple(local.shape),
             requires_grad=local.requires_grad,
             is_no_gradient=local.is_no_gradient,
+            codec=local.codec or types_pb2.CODEC_NONE,
+            relative_error=local.relative_error,
             view=view,
             on_acknowledged=(lambda: self._give_back(segment_id)) if in_segment else _nothing,
         )
@@ -212,19 +216,10 @@ class Exchange:
         return sum(child.num_segments_in_use for child in self._children.values())
 
     def counts(self) -> list[worker_pb2.LinkCount]:
-        return [self._count(link, sender.counts) for link, sender in self._senders.items()]
-
-    def _count(self, link: Link, sent: LinkCounts) -> worker_pb2.LinkCount:
-        """What went through the agents, and what children have sent to each other."""
-        peer = self._peer_counts.get(link)
-        return worker_pb2.LinkCount(
-            run_id=self._run_id,
-            link=link.to_message(),
-            tensor_bytes=sent.tensor_bytes + (peer.tensor_bytes if peer is not None else 0),
-            wire_bytes=sent.wire_bytes,
-            num_frames=sent.num_frames + (peer.num_tensors if peer is not None else 0),
-            way=types_pb2.LINK_WAY_GRPC if peer is None else types_pb2.LINK_WAY_SAME_HOST,
-        )
+        return [
+            peer_counts.link_count(self._run_id, link, sender.counts, self._peer_counts.get(link))
+            for link, sender in self._senders.items()
+        ]
 
     async def close(self) -> None:
         """Nothing arrives and nothing leaves any more."""

@@ -3,24 +3,31 @@
 A parcel's bytes lie in memfd segments: those that come in are used where they lie, and the segment goes back to its
 owner when the last tensor over it is gone; those that go out are copied once, and the segment is free again when the
 other side says so. Payloads up to `INLINE_PAYLOAD_BYTES` travel inside the message.
+
+Where a link has a codec, tensors are coded as they are copied out and decoded as they are taken in, whether they go by
+way of the agents or from child to child.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from torch import Tensor
 
-from pipesvc.rpc.v1 import local_pb2
-from pipesvc.wire import layouts, tensors, tree
+from pipesvc.rpc.v1 import local_pb2, types_pb2
+from pipesvc.wire import codecs, layouts, tensors, tree
+from pipesvc.wire.elements import PLAIN, payload_bytes
 from pipesvc.wire.links import Link
-from pipesvc.wire.segments import SegmentMap, SegmentPool
+from pipesvc.wire.segments import Segment, SegmentMap, SegmentPool
 
 INLINE_PAYLOAD_BYTES: Final = 16 * 1024
+# Of the coded tensors of a link, the first and each so many later is decoded again to see its error. A prime number, so
+# that a parcel of several tensors is seen at all its places.
+_MEASURE_EVERY: Final = 31
 Described = tuple[local_pb2.LocalTensor, tuple[int, ...]]
 
 
@@ -54,9 +61,10 @@ class Parcels:
         self._dead_segments: deque[int] = deque()
         self._partial: dict[Link, list[local_pb2.LocalTensor]] = {}
         self._partial_leaves: dict[Link, list[Tensor | None]] = {}
+        self._num_coded: Counter[Link] = Counter()
 
     def described(
-        self, link: Link, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None]
+        self, link: Link, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None], codec: int
     ) -> Iterator[Described]:
         """Each tensor of a parcel as a message with the descriptor that goes with it, its bytes copied by then."""
         structure, leaves = layouts.pack(structure, leaves)
@@ -74,7 +82,7 @@ class Parcels:
                 local.is_no_gradient = bool(leaves)
                 yield local, ()
             else:
-                yield local, self._describe(local, leaf)
+                yield local, self._describe(link, local, leaf, codec)
 
     def take(self, local: local_pb2.LocalTensor, descriptors: tuple[int, ...]) -> ParcelArrived | None:
         """One tensor that came; the parcel with its last one."""
@@ -122,25 +130,55 @@ class Parcels:
         if local.is_no_gradient:
             return None
         if not local.segment_id:
-            return tensors.from_buffer(memoryview(local.inline_payload), local.dtype, tuple(local.shape))
-        view = self._map.view(local.segment_id, local.total_bytes)
-        # torch.frombuffer keeps this very memoryview alive as long as any tensor over it lives.
-        weakref.finalize(view, self._dead_segments.append, local.segment_id).atexit = False
-        return tensors.from_buffer(view, local.dtype, tuple(local.shape))
+            view = memoryview(local.inline_payload)
+        else:
+            view = self._map.view(local.segment_id, local.total_bytes)
+            # torch.frombuffer keeps this very memoryview alive as long as any tensor over it lives.
+            weakref.finalize(view, self._dead_segments.append, local.segment_id).atexit = False
+        if local.codec in PLAIN:
+            return tensors.from_buffer(view, local.dtype, tuple(local.shape))
+        return codecs.decode(view, local.codec, local.dtype, tuple(local.shape))
 
-    def _describe(self, local: local_pb2.LocalTensor, leaf: Tensor) -> tuple[int, ...]:
+    def _describe(self, link: Link, local: local_pb2.LocalTensor, leaf: Tensor, codec: int) -> tuple[int, ...]:
         """Fill in what the tensor is and where its bytes are; gives the descriptor that must go with it, if any."""
         local.dtype = tensors.element_type_of(leaf)  # type: ignore[assignment]
         local.shape.extend(leaf.shape)
         local.requires_grad = leaf.requires_grad
+        form = codecs.codec_for(codec, leaf)
+        if form != types_pb2.CODEC_NONE and (coded := self._coded(link, local, leaf, form)) is not None:
+            return coded
         local.total_bytes = tensors.num_bytes(leaf)
         if local.total_bytes <= INLINE_PAYLOAD_BYTES:
             local.inline_payload = bytes(tensors.tensor_bytes(leaf))
             return ()
         segment = self._pool.allocate(local.total_bytes)
         tensors.copy_into(leaf, segment.view[: local.total_bytes])
-        local.segment_id = segment.segment_id
-        if not segment.is_new:
-            return ()
-        local.new_segment_bytes = segment.size
-        return (segment.fd,)
+        return _lies_in(local, segment)
+
+    def _coded(self, link: Link, local: local_pb2.LocalTensor, leaf: Tensor, codec: int) -> tuple[int, ...] | None:
+        """The same in a codec; None: it cannot hold this tensor."""
+        num_bytes = payload_bytes(codec, local.dtype, leaf.shape)
+        segment = self._pool.allocate(num_bytes) if num_bytes > INLINE_PAYLOAD_BYTES else None
+        view = memoryview(bytearray(num_bytes)) if segment is None else segment.view[:num_bytes]
+        if not codecs.encode(leaf, codec, view):
+            if segment is not None:
+                self._pool.take_back(segment)
+            return None
+        if self._num_coded[link] % _MEASURE_EVERY == 0:
+            decoded = codecs.decode(view, codec, local.dtype, leaf.shape)
+            local.relative_error = codecs.relative_error(leaf, decoded)
+        self._num_coded[link] += 1
+        local.codec = codec  # type: ignore[assignment]
+        local.total_bytes = num_bytes
+        if segment is not None:
+            return _lies_in(local, segment)
+        local.inline_payload = bytes(view)
+        return ()
+
+
+def _lies_in(local: local_pb2.LocalTensor, segment: Segment) -> tuple[int, ...]:
+    local.segment_id = segment.segment_id
+    if not segment.is_new:
+        return ()
+    local.new_segment_bytes = segment.size
+    return (segment.fd,)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.wire.links import Link
+from pipesvc.worker import peer_counts
 from pipesvc.worker.local_socket import Outgoing, PeerGoneError, receive_now
 from pipesvc.worker.parcels import ParcelArrived, Parcels
 
@@ -103,11 +104,10 @@ class PeerSender(PeerEnd):
         self._num_sent = 0
         self.count = local_pb2.PeerCount(link=link.to_message())
 
-    def send(self, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None]) -> None:
+    def send(self, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None], codec: int) -> None:
         """The tensors may be changed or freed as soon as this returns; credit decides when they go."""
-        for local, descriptors in self._parcels.described(self.link, step, micro_batch, structure, leaves):
-            self.count.tensor_bytes += local.total_bytes
-            self.count.num_tensors += 1
+        for local, descriptors in self._parcels.described(self.link, step, micro_batch, structure, leaves, codec):
+            peer_counts.add(self.count, local)
             ends_parcel = local.value + 1 >= local.num_values
             self._put(local_pb2.PeerMessage(tensor=local), descriptors, ends_parcel=ends_parcel)
         self.flush()

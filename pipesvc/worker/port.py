@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 
 from torch import Tensor
 
-from pipesvc.rpc.v1 import local_pb2
+from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire import tree
 from pipesvc.wire.links import Link
 from pipesvc.worker.local_socket import ChildEnd, Packet, PeerGoneError
@@ -73,14 +73,23 @@ class Port:
                 events, self._events = self._events, []
                 return events
 
-    def send_parcel(self, link: Link, step: int, micro_batch: int, value: Any) -> None:
-        """Send a tree of tensors. It may be changed or freed as soon as this returns."""
+    def send_parcel(
+        self, link: Link, step: int, micro_batch: int, value: Any, codec: int = types_pb2.CODEC_NONE
+    ) -> None:
+        """Send a tree of tensors, coded where the codec takes them. It may be changed or freed when this returns."""
         structure, leaves = tree.flatten(value, lambda leaf: isinstance(leaf, Tensor))
-        self._send_leaves(link, step, micro_batch, structure, leaves)
+        self._send_leaves(link, step, micro_batch, structure, leaves, codec)
 
-    def send_gradients(self, link: Link, step: int, micro_batch: int, grads: Sequence[Tensor | None]) -> None:
+    def send_gradients(
+        self,
+        link: Link,
+        step: int,
+        micro_batch: int,
+        grads: Sequence[Tensor | None],
+        codec: int = types_pb2.CODEC_NONE,
+    ) -> None:
         """Send one gradient for each leaf that the producer's parcel had; None: that leaf got none."""
-        self._send_leaves(link, step, micro_batch, "", grads)
+        self._send_leaves(link, step, micro_batch, "", grads, codec)
 
     def consumed(self, link: Link) -> None:
         """One more parcel of this link has been taken into work, so its sender may send one more."""
@@ -193,16 +202,16 @@ class Port:
         self._poll.register(descriptor, select.EPOLLIN)
 
     def _send_leaves(
-        self, link: Link, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None]
+        self, link: Link, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None], codec: int
     ) -> None:
         self._release_dead()
         if (sender := self._senders.get(link)) is not None:
-            sender.send(step, micro_batch, structure, leaves)
+            sender.send(step, micro_batch, structure, leaves, codec)
             self._watch(sender)
             self._count()
             return
         self._num_to_agent[link] += 1
-        for local, descriptors in self._parcels.described(link, step, micro_batch, structure, leaves):
+        for local, descriptors in self._parcels.described(link, step, micro_batch, structure, leaves, codec):
             self._send(local_pb2.FromChild(tensor=local), descriptors)
 
     def _count(self) -> None:

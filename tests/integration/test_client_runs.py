@@ -257,7 +257,8 @@ def test_weights_that_end_early_are_not_kept(
 def test_logs_trace_links_plan_and_runs(fake: FakeRuns, client: Client) -> None:
     fake.run.plan_json = PLAN.to_json()
     link = types_pb2.LinkId(producer=0, consumer=1, kind=types_pb2.LINK_KIND_ACTIVATION)
-    fake.run.links.append(run_pb2.LinkTotals(link=link, tensor_bytes=8, wire_bytes=9, num_frames=1, worker="w"))
+    counts: Any = {"tensor_bytes": 8, "wire_bytes": 9, "num_frames": 1, "coded_bytes": 2, "relative_error": 0.5}
+    fake.run.links.append(run_pb2.LinkTotals(link=link, worker="w", way=types_pb2.LINK_WAY_SAME_HOST, **counts))
     run = client.attach("r")
     assert [(line.worker, line.role, line.is_stderr, line.line) for line in run.logs()] == [
         ("w", "feeder", True, "hello")
@@ -265,9 +266,7 @@ def test_logs_trace_links_plan_and_runs(fake: FakeRuns, client: Client) -> None:
     trace = run.trace()
     assert len(trace) == 3
     assert (trace[0]["action"], trace[0]["micro_batch"], trace[0]["end_unix_ns"]) == ("F", 2, 9)
-    assert run.links() == [
-        {"link": "0>1/activation", "worker": "w", "tensor_bytes": 8, "wire_bytes": 9, "num_frames": 1}
-    ]
+    assert run.links() == [{"link": "0>1/activation", "worker": "w", "way": "same host"} | counts]
     fake.run.stage_steps.extend([3, 2])
     fake.run.parameters["w"].parameters.add(name="0.weight", num_bytes=16)
     assert run.stage_steps() == [3, 2]

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pipesvc.rpc.v1 import types_pb2 as pipesvc_dot_rpc_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pipesvc/rpc/v1/job.proto\x12\x0epipesvc.rpc.v1\x1a\x1apipesvc/rpc/v1/types.proto\"Z\n\x06Sample\x12\x11\n\tstructure\x18\x01 \x01(\t\x12-\n\x07tensors\x18\x02 \x03(\x0b\x32\x1c.pipesvc.rpc.v1.SampleTensor\x12\x0e\n\x06\x61\x62sent\x18\x03 \x01(\t\"^\n\x0cSampleTensor\x12\x31\n\x0c\x65lement_type\x18\x01 \x01(\x0e\x32\x1b.pipesvc.rpc.v1.ElementType\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x8b\x02\n\x08\x44\x61taSpec\x12$\n\x06source\x18\x01 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12\x13\n\x0bis_streamed\x18\x02 \x01(\x08\x12&\n\x06yields\x18\x03 \x01(\x0e\x32\x16.pipesvc.rpc.v1.Yields\x12\x12\n\nbatch_size\x18\x04 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x05 \x01(\r\x12\x15\n\rdouble_buffer\x18\x06 \x01(\x08\x12\x11\n\tdrop_last\x18\x07 \x01(\x08\x12\x12\n\nhas_labels\x18\x08 \x01(\x08\x12\x11\n\ttimeout_s\x18\t \x01(\x01\x12%\n\x05\x66irst\x18\n \x01(\x0b\x32\x16.pipesvc.rpc.v1.Sample\"\x9f\x03\n\x0cStrategySpec\x12\x14\n\x0cis_pipelined\x18\x01 \x01(\x08\x12\x15\n\rmicro_batches\x18\x02 \x01(\r\x12\x10\n\x08schedule\x18\x03 \x01(\t\x12\x12\n\nnum_stages\x18\x04 \x01(\r\x12\x12\n\nboundaries\x18\x05 \x03(\r\x12>\n\tplacement\x18\x06 \x03(\x0b\x32+.pipesvc.rpc.v1.StrategySpec.PlacementEntry\x12\x19\n\x11\x61llow_cpu_for_gpu\x18\x07 \x01(\x08\x12\x11\n\tin_flight\x18\x08 \x01(\r\x12\x16\n\x0e\x62oundary_names\x18\t \x03(\t\x12\x15\n\rschedule_text\x18\n \x01(\t\x12\x16\n\x0erecomputes_all\x18\x0b \x01(\x08\x12\x1a\n\x12recompute_patterns\x18\x0c \x03(\t\x12\x10\n\x08\x63ompiles\x18\r \x01(\x08\x12\x13\n\x0b\x66orces_grpc\x18\x1e \x01(\x08\x1a\x30\n\x0ePlacementEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\">\n\nMetricSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\"\x91\x01\n\x0e\x45valuationSpec\x12&\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x18.pipesvc.rpc.v1.DataSpec\x12\x13\n\x0b\x65very_steps\x18\x02 \x01(\x04\x12\x15\n\rmicro_batches\x18\x03 \x01(\r\x12+\n\x07metrics\x18\x04 \x03(\x0b\x32\x1a.pipesvc.rpc.v1.MetricSpec\"=\n\rWeightsSource\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\"7\n\x0eParameterGroup\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12\x14\n\x0coptions_json\x18\x02 \x01(\t\"\x9e\x01\n\rOptimizerSpec\x12\"\n\x04make\x18\x01 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12.\n\x06groups\x18\x02 \x03(\x0b\x32\x1e.pipesvc.rpc.v1.ParameterGroup\x12(\n\ngroup_rule\x18\x03 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12\x0f\n\x07pattern\x18\x04 \x01(\t\"c\n\rSchedulerSpec\x12\"\n\x04make\x18\x01 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12.\n\x05\x65very\x18\x02 \x01(\x0e\x32\x1f.pipesvc.rpc.v1.SchedulerPeriod\"l\n\x0eGradScalerSpec\x12\x12\n\ninit_scale\x18\x01 \x01(\x01\x12\x15\n\rgrowth_factor\x18\x02 \x01(\x01\x12\x16\n\x0e\x62\x61\x63koff_factor\x18\x03 \x01(\x01\x12\x17\n\x0fgrowth_interval\x18\x04 \x01(\r\"\xeb\x07\n\x07JobSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x05model\x18\x02 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12\"\n\x04loss\x18\x03 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12\'\n\toptimizer\x18\x04 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12$\n\x06weight\x18\x05 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12&\n\x04\x64\x61ta\x18\x06 \x01(\x0b\x32\x18.pipesvc.rpc.v1.DataSpec\x12.\n\x08strategy\x18\x07 \x01(\x0b\x32\x1c.pipesvc.rpc.v1.StrategySpec\x12\x0e\n\x06\x65pochs\x18\x08 \x01(\r\x12\x11\n\tmax_steps\x18\t \x01(\x04\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x11\n\tclip_norm\x18\x0b \x01(\x01\x12\x14\n\x0c\x63heck_finite\x18\x0c \x01(\x08\x12\x15\n\rworker_wait_s\x18\r \x01(\x01\x12\x17\n\x0f\x62uild_timeout_s\x18\x0e \x01(\x01\x12\x16\n\x0estep_timeout_s\x18\x0f \x01(\x01\x12\x16\n\x0epython_version\x18\x10 \x01(\t\x12\x15\n\rtorch_version\x18\x11 \x01(\t\x12\x15\n\rbundle_sha256\x18\x12 \x01(\t\x12\x31\n\noptimizers\x18\x13 \x03(\x0b\x32\x1d.pipesvc.rpc.v1.OptimizerSpec\x12\x30\n\tscheduler\x18\x14 \x01(\x0b\x32\x1d.pipesvc.rpc.v1.SchedulerSpec\x12\x12\n\nclip_value\x18\x15 \x01(\x01\x12\x12\n\naccumulate\x18\x16 \x01(\r\x12*\n\x08\x61utocast\x18\x17 \x01(\x0e\x32\x18.pipesvc.rpc.v1.Autocast\x12\x33\n\x0bgrad_scaler\x18\x18 \x01(\x0b\x32\x1e.pipesvc.rpc.v1.GradScalerSpec\x12\x32\n\nevaluation\x18\x1e \x01(\x0b\x32\x1e.pipesvc.rpc.v1.EvaluationSpec\x12\x15\n\ris_prediction\x18\x1f \x01(\x08\x12.\n\x07weights\x18  \x01(\x0b\x32\x1d.pipesvc.rpc.v1.WeightsSource\x12\x19\n\x11\x64\x65\x66\x65rs_batch_norm\x18( \x01(\x08\x12\x19\n\x11keys_init_by_name\x18) \x01(\x08\x12*\n\x0cstage_models\x18* \x03(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12/\n\x08training\x18+ \x01(\x0b\x32\x1d.pipesvc.rpc.v1.WeightsSource*]\n\x06Yields\x12\x16\n\x12YIELDS_UNSPECIFIED\x10\x00\x12\x11\n\rYIELDS_SAMPLE\x10\x01\x12\x16\n\x12YIELDS_SAMPLE_LIST\x10\x02\x12\x10\n\x0cYIELDS_BATCH\x10\x03*j\n\x0fSchedulerPeriod\x12 \n\x1cSCHEDULER_PERIOD_UNSPECIFIED\x10\x00\x12\x19\n\x15SCHEDULER_PERIOD_STEP\x10\x01\x12\x1a\n\x16SCHEDULER_PERIOD_EPOCH\x10\x02*Q\n\x08\x41utocast\x12\x18\n\x14\x41UTOCAST_UNSPECIFIED\x10\x00\x12\x15\n\x11\x41UTOCAST_BFLOAT16\x10\x01\x12\x14\n\x10\x41UTOCAST_FLOAT16\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pipesvc/rpc/v1/job.proto\x12\x0epipesvc.rpc.v1\x1a\x1apipesvc/rpc/v1/types.proto\"Z\n\x06Sample\x12\x11\n\tstructure\x18\x01 \x01(\t\x12-\n\x07tensors\x18\x02 \x03(\x0b\x32\x1c.pipesvc.rpc.v1.SampleTensor\x12\x0e\n\x06\x61\x62sent\x18\x03 \x01(\t\"^\n\x0cSampleTensor\x12\x31\n\x0c\x65lement_type\x18\x01 \x01(\x0e\x32\x1b.pipesvc.rpc.v1.ElementType\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x8b\x02\n\x08\x44\x61taSpec\x12$\n\x06source\x18\x01 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12\x13\n\x0bis_streamed\x18\x02 \x01(\x08\x12&\n\x06yields\x18\x03 \x01(\x0e\x32\x16.pipesvc.rpc.v1.Yields\x12\x12\n\nbatch_size\x18\x04 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x05 \x01(\r\x12\x15\n\rdouble_buffer\x18\x06 \x01(\x08\x12\x11\n\tdrop_last\x18\x07 \x01(\x08\x12\x12\n\nhas_labels\x18\x08 \x01(\x08\x12\x11\n\ttimeout_s\x18\t \x01(\x01\x12%\n\x05\x66irst\x18\n \x01(\x0b\x32\x16.pipesvc.rpc.v1.Sample\"\x8d\x01\n\tLinkCodec\x12\x15\n\rearlier_stage\x18\x01 \x01(\r\x12\x13\n\x0blater_stage\x18\x02 \x01(\r\x12*\n\x0b\x61\x63tivations\x18\x03 \x01(\x0e\x32\x15.pipesvc.rpc.v1.Codec\x12(\n\tgradients\x18\x04 \x01(\x0e\x32\x15.pipesvc.rpc.v1.Codec\"\xca\x03\n\x0cStrategySpec\x12\x14\n\x0cis_pipelined\x18\x01 \x01(\x08\x12\x15\n\rmicro_batches\x18\x02 \x01(\r\x12\x10\n\x08schedule\x18\x03 \x01(\t\x12\x12\n\nnum_stages\x18\x04 \x01(\r\x12\x12\n\nboundaries\x18\x05 \x03(\r\x12>\n\tplacement\x18\x06 \x03(\x0b\x32+.pipesvc.rpc.v1.StrategySpec.PlacementEntry\x12\x19\n\x11\x61llow_cpu_for_gpu\x18\x07 \x01(\x08\x12\x11\n\tin_flight\x18\x08 \x01(\r\x12\x16\n\x0e\x62oundary_names\x18\t \x03(\t\x12\x15\n\rschedule_text\x18\n \x01(\t\x12\x16\n\x0erecomputes_all\x18\x0b \x01(\x08\x12\x1a\n\x12recompute_patterns\x18\x0c \x03(\t\x12\x10\n\x08\x63ompiles\x18\r \x01(\x08\x12\x13\n\x0b\x66orces_grpc\x18\x1e \x01(\x08\x12)\n\x06\x63odecs\x18\x14 \x03(\x0b\x32\x19.pipesvc.rpc.v1.LinkCodec\x1a\x30\n\x0ePlacementEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\">\n\nMetricSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\"\x91\x01\n\x0e\x45valuationSpec\x12&\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x18.pipesvc.rpc.v1.DataSpec\x12\x13\n\x0b\x65very_steps\x18\x02 \x01(\x04\x12\x15\n\rmicro_batches\x18\x03 \x01(\r\x12+\n\x07metrics\x18\x04 \x03(\x0b\x32\x1a.pipesvc.rpc.v1.MetricSpec\"=\n\rWeightsSource\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\"7\n\x0eParameterGroup\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12\x14\n\x0coptions_json\x18\x02 \x01(\t\"\x9e\x01\n\rOptimizerSpec\x12\"\n\x04make\x18\x01 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12.\n\x06groups\x18\x02 \x03(\x0b\x32\x1e.pipesvc.rpc.v1.ParameterGroup\x12(\n\ngroup_rule\x18\x03 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12\x0f\n\x07pattern\x18\x04 \x01(\t\"c\n\rSchedulerSpec\x12\"\n\x04make\x18\x01 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12.\n\x05\x65very\x18\x02 \x01(\x0e\x32\x1f.pipesvc.rpc.v1.SchedulerPeriod\"l\n\x0eGradScalerSpec\x12\x12\n\ninit_scale\x18\x01 \x01(\x01\x12\x15\n\rgrowth_factor\x18\x02 \x01(\x01\x12\x16\n\x0e\x62\x61\x63koff_factor\x18\x03 \x01(\x01\x12\x17\n\x0fgrowth_interval\x18\x04 \x01(\r\"\xeb\x07\n\x07JobSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x05model\x18\x02 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12\"\n\x04loss\x18\x03 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12\'\n\toptimizer\x18\x04 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12$\n\x06weight\x18\x05 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12&\n\x04\x64\x61ta\x18\x06 \x01(\x0b\x32\x18.pipesvc.rpc.v1.DataSpec\x12.\n\x08strategy\x18\x07 \x01(\x0b\x32\x1c.pipesvc.rpc.v1.StrategySpec\x12\x0e\n\x06\x65pochs\x18\x08 \x01(\r\x12\x11\n\tmax_steps\x18\t \x01(\x04\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x11\n\tclip_norm\x18\x0b \x01(\x01\x12\x14\n\x0c\x63heck_finite\x18\x0c \x01(\x08\x12\x15\n\rworker_wait_s\x18\r \x01(\x01\x12\x17\n\x0f\x62uild_timeout_s\x18\x0e \x01(\x01\x12\x16\n\x0estep_timeout_s\x18\x0f \x01(\x01\x12\x16\n\x0epython_version\x18\x10 \x01(\t\x12\x15\n\rtorch_version\x18\x11 \x01(\t\x12\x15\n\rbundle_sha256\x18\x12 \x01(\t\x12\x31\n\noptimizers\x18\x13 \x03(\x0b\x32\x1d.pipesvc.rpc.v1.OptimizerSpec\x12\x30\n\tscheduler\x18\x14 \x01(\x0b\x32\x1d.pipesvc.rpc.v1.SchedulerSpec\x12\x12\n\nclip_value\x18\x15 \x01(\x01\x12\x12\n\naccumulate\x18\x16 \x01(\r\x12*\n\x08\x61utocast\x18\x17 \x01(\x0e\x32\x18.pipesvc.rpc.v1.Autocast\x12\x33\n\x0bgrad_scaler\x18\x18 \x01(\x0b\x32\x1e.pipesvc.rpc.v1.GradScalerSpec\x12\x32\n\nevaluation\x18\x1e \x01(\x0b\x32\x1e.pipesvc.rpc.v1.EvaluationSpec\x12\x15\n\ris_prediction\x18\x1f \x01(\x08\x12.\n\x07weights\x18  \x01(\x0b\x32\x1d.pipesvc.rpc.v1.WeightsSource\x12\x19\n\x11\x64\x65\x66\x65rs_batch_norm\x18( \x01(\x08\x12\x19\n\x11keys_init_by_name\x18) \x01(\x08\x12*\n\x0cstage_models\x18* \x03(\x0b\x32\x14.pipesvc.rpc.v1.Call\x12/\n\x08training\x18+ \x01(\x0b\x32\x1d.pipesvc.rpc.v1.WeightsSource*]\n\x06Yields\x12\x16\n\x12YIELDS_UNSPECIFIED\x10\x00\x12\x11\n\rYIELDS_SAMPLE\x10\x01\x12\x16\n\x12YIELDS_SAMPLE_LIST\x10\x02\x12\x10\n\x0cYIELDS_BATCH\x10\x03*j\n\x0fSchedulerPeriod\x12 \n\x1cSCHEDULER_PERIOD_UNSPECIFIED\x10\x00\x12\x19\n\x15SCHEDULER_PERIOD_STEP\x10\x01\x12\x1a\n\x16SCHEDULER_PERIOD_EPOCH\x10\x02*Q\n\x08\x41utocast\x12\x18\n\x14\x41UTOCAST_UNSPECIFIED\x10\x00\x12\x15\n\x11\x41UTOCAST_BFLOAT16\x10\x01\x12\x14\n\x10\x41UTOCAST_FLOAT16\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,36 +34,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STRATEGYSPEC_PLACEMENTENTRY']._loaded_options = None
   _globals['_STRATEGYSPEC_PLACEMENTENTRY']._serialized_options = b'8\001'
-  _globals['_YIELDS']._serialized_start=2658
-  _globals['_YIELDS']._serialized_end=2751
-  _globals['_SCHEDULERPERIOD']._serialized_start=2753
-  _globals['_SCHEDULERPERIOD']._serialized_end=2859
-  _globals['_AUTOCAST']._serialized_start=2861
-  _globals['_AUTOCAST']._serialized_end=2942
+  _globals['_YIELDS']._serialized_start=2845
+  _globals['_YIELDS']._serialized_end=2938
+  _globals['_SCHEDULERPERIOD']._serialized_start=2940
+  _globals['_SCHEDULERPERIOD']._serialized_end=3046
+  _globals['_AUTOCAST']._serialized_start=3048
+  _globals['_AUTOCAST']._serialized_end=3129
   _globals['_SAMPLE']._serialized_start=72
   _globals['_SAMPLE']._serialized_end=162
   _globals['_SAMPLETENSOR']._serialized_start=164
   _globals['_SAMPLETENSOR']._serialized_end=258
   _globals['_DATASPEC']._serialized_start=261
   _globals['_DATASPEC']._serialized_end=528
-  _globals['_STRATEGYSPEC']._serialized_start=531
-  _globals['_STRATEGYSPEC']._serialized_end=946
-  _globals['_STRATEGYSPEC_PLACEMENTENTRY']._serialized_start=898
-  _globals['_STRATEGYSPEC_PLACEMENTENTRY']._serialized_end=946
-  _globals['_METRICSPEC']._serialized_start=948
-  _globals['_METRICSPEC']._serialized_end=1010
-  _globals['_EVALUATIONSPEC']._serialized_start=1013
-  _globals['_EVALUATIONSPEC']._serialized_end=1158
-  _globals['_WEIGHTSSOURCE']._serialized_start=1160
-  _globals['_WEIGHTSSOURCE']._serialized_end=1221
-  _globals['_PARAMETERGROUP']._serialized_start=1223
-  _globals['_PARAMETERGROUP']._serialized_end=1278
-  _globals['_OPTIMIZERSPEC']._serialized_start=1281
-  _globals['_OPTIMIZERSPEC']._serialized_end=1439
-  _globals['_SCHEDULERSPEC']._serialized_start=1441
-  _globals['_SCHEDULERSPEC']._serialized_end=1540
-  _globals['_GRADSCALERSPEC']._serialized_start=1542
-  _globals['_GRADSCALERSPEC']._serialized_end=1650
-  _globals['_JOBSPEC']._serialized_start=1653
-  _globals['_JOBSPEC']._serialized_end=2656
+  _globals['_LINKCODEC']._serialized_start=531
+  _globals['_LINKCODEC']._serialized_end=672
+  _globals['_STRATEGYSPEC']._serialized_start=675
+  _globals['_STRATEGYSPEC']._serialized_end=1133
+  _globals['_STRATEGYSPEC_PLACEMENTENTRY']._serialized_start=1085
+  _globals['_STRATEGYSPEC_PLACEMENTENTRY']._serialized_end=1133
+  _globals['_METRICSPEC']._serialized_start=1135
+  _globals['_METRICSPEC']._serialized_end=1197
+  _globals['_EVALUATIONSPEC']._serialized_start=1200
+  _globals['_EVALUATIONSPEC']._serialized_end=1345
+  _globals['_WEIGHTSSOURCE']._serialized_start=1347
+  _globals['_WEIGHTSSOURCE']._serialized_end=1408
+  _globals['_PARAMETERGROUP']._serialized_start=1410
+  _globals['_PARAMETERGROUP']._serialized_end=1465
+  _globals['_OPTIMIZERSPEC']._serialized_start=1468
+  _globals['_OPTIMIZERSPEC']._serialized_end=1626
+  _globals['_SCHEDULERSPEC']._serialized_start=1628
+  _globals['_SCHEDULERSPEC']._serialized_end=1727
+  _globals['_GRADSCALERSPEC']._serialized_start=1729
+  _globals['_GRADSCALERSPEC']._serialized_end=1837
+  _globals['_JOBSPEC']._serialized_start=1840
+  _globals['_JOBSPEC']._serialized_end=2843
 # @@protoc_insertion_point(module_scope)

@@ -81,8 +81,20 @@ class DataSpec(_message.Message):
     first: Sample
     def __init__(self, source: _Optional[_Union[_types_pb2.Call, _Mapping]] = ..., is_streamed: _Optional[bool] = ..., yields: _Optional[_Union[Yields, str]] = ..., batch_size: _Optional[int] = ..., capacity: _Optional[int] = ..., double_buffer: _Optional[bool] = ..., drop_last: _Optional[bool] = ..., has_labels: _Optional[bool] = ..., timeout_s: _Optional[float] = ..., first: _Optional[_Union[Sample, _Mapping]] = ...) -> None: ...
 
+class LinkCodec(_message.Message):
+    __slots__ = ("earlier_stage", "later_stage", "activations", "gradients")
+    EARLIER_STAGE_FIELD_NUMBER: _ClassVar[int]
+    LATER_STAGE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    earlier_stage: int
+    later_stage: int
+    activations: _types_pb2.Codec
+    gradients: _types_pb2.Codec
+    def __init__(self, earlier_stage: _Optional[int] = ..., later_stage: _Optional[int] = ..., activations: _Optional[_Union[_types_pb2.Codec, str]] = ..., gradients: _Optional[_Union[_types_pb2.Codec, str]] = ...) -> None: ...
+
 class StrategySpec(_message.Message):
-    __slots__ = ("is_pipelined", "micro_batches", "schedule", "num_stages", "boundaries", "placement", "allow_cpu_for_gpu", "in_flight", "boundary_names", "schedule_text", "recomputes_all", "recompute_patterns", "compiles", "forces_grpc")
+    __slots__ = ("is_pipelined", "micro_batches", "schedule", "num_stages", "boundaries", "placement", "allow_cpu_for_gpu", "in_flight", "boundary_names", "schedule_text", "recomputes_all", "recompute_patterns", "compiles", "forces_grpc", "codecs")
     class PlacementEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +116,7 @@ class StrategySpec(_message.Message):
     RECOMPUTE_PATTERNS_FIELD_NUMBER: _ClassVar[int]
     COMPILES_FIELD_NUMBER: _ClassVar[int]
     FORCES_GRPC_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     is_pipelined: bool
     micro_batches: int
     schedule: str
@@ -118,7 +131,8 @@ class StrategySpec(_message.Message):
     recompute_patterns: _containers.RepeatedScalarFieldContainer[str]
     compiles: bool
     forces_grpc: bool
-    def __init__(self, is_pipelined: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., schedule: _Optional[str] = ..., num_stages: _Optional[int] = ..., boundaries: _Optional[_Iterable[int]] = ..., placement: _Optional[_Mapping[str, str]] = ..., allow_cpu_for_gpu: _Optional[bool] = ..., in_flight: _Optional[int] = ..., boundary_names: _Optional[_Iterable[str]] = ..., schedule_text: _Optional[str] = ..., recomputes_all: _Optional[bool] = ..., recompute_patterns: _Optional[_Iterable[str]] = ..., compiles: _Optional[bool] = ..., forces_grpc: _Optional[bool] = ...) -> None: ...
+    codecs: _containers.RepeatedCompositeFieldContainer[LinkCodec]
+    def __init__(self, is_pipelined: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., schedule: _Optional[str] = ..., num_stages: _Optional[int] = ..., boundaries: _Optional[_Iterable[int]] = ..., placement: _Optional[_Mapping[str, str]] = ..., allow_cpu_for_gpu: _Optional[bool] = ..., in_flight: _Optional[int] = ..., boundary_names: _Optional[_Iterable[str]] = ..., schedule_text: _Optional[str] = ..., recomputes_all: _Optional[bool] = ..., recompute_patterns: _Optional[_Iterable[str]] = ..., compiles: _Optional[bool] = ..., forces_grpc: _Optional[bool] = ..., codecs: _Optional[_Iterable[_Union[LinkCodec, _Mapping]]] = ...) -> None: ...
 
 class MetricSpec(_message.Message):
     __slots__ = ("name", "call")

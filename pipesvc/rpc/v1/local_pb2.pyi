@@ -47,7 +47,7 @@ class Assignment(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., plan_json: _Optional[str] = ..., worker: _Optional[str] = ..., host: _Optional[str] = ..., num_threads: _Optional[int] = ..., bundle_dir: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., endpoint: _Optional[int] = ..., start: _Optional[_Union[_types_pb2.Position, _Mapping]] = ...) -> None: ...
 
 class LocalTensor(_message.Message):
-    __slots__ = ("link", "step", "micro_batch", "value", "num_values", "structure", "dtype", "shape", "requires_grad", "is_no_gradient", "total_bytes", "segment_id", "new_segment_bytes", "inline_payload")
+    __slots__ = ("link", "step", "micro_batch", "value", "num_values", "structure", "dtype", "shape", "requires_grad", "is_no_gradient", "total_bytes", "segment_id", "new_segment_bytes", "inline_payload", "codec", "relative_error")
     LINK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,8 @@ class LocalTensor(_message.Message):
     SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
     NEW_SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     INLINE_PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
     link: _types_pb2.LinkId
     step: int
     micro_batch: int
@@ -76,7 +78,9 @@ class LocalTensor(_message.Message):
     segment_id: int
     new_segment_bytes: int
     inline_payload: bytes
-    def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., step: _Optional[int] = ..., micro_batch: _Optional[int] = ..., value: _Optional[int] = ..., num_values: _Optional[int] = ..., structure: _Optional[str] = ..., dtype: _Optional[_Union[_types_pb2.ElementType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., requires_grad: _Optional[bool] = ..., is_no_gradient: _Optional[bool] = ..., total_bytes: _Optional[int] = ..., segment_id: _Optional[int] = ..., new_segment_bytes: _Optional[int] = ..., inline_payload: _Optional[bytes] = ...) -> None: ...
+    codec: _types_pb2.Codec
+    relative_error: float
+    def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., step: _Optional[int] = ..., micro_batch: _Optional[int] = ..., value: _Optional[int] = ..., num_values: _Optional[int] = ..., structure: _Optional[str] = ..., dtype: _Optional[_Union[_types_pb2.ElementType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., requires_grad: _Optional[bool] = ..., is_no_gradient: _Optional[bool] = ..., total_bytes: _Optional[int] = ..., segment_id: _Optional[int] = ..., new_segment_bytes: _Optional[int] = ..., inline_payload: _Optional[bytes] = ..., codec: _Optional[_Union[_types_pb2.Codec, str]] = ..., relative_error: _Optional[float] = ...) -> None: ...
 
 class ReleaseSegment(_message.Message):
     __slots__ = ("segment_id",)
@@ -183,14 +187,18 @@ class Knocked(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., is_admitted: _Optional[bool] = ...) -> None: ...
 
 class PeerCount(_message.Message):
-    __slots__ = ("link", "tensor_bytes", "num_tensors")
+    __slots__ = ("link", "tensor_bytes", "num_tensors", "coded_bytes", "relative_error")
     LINK_FIELD_NUMBER: _ClassVar[int]
     TENSOR_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_TENSORS_FIELD_NUMBER: _ClassVar[int]
+    CODED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
     link: _types_pb2.LinkId
     tensor_bytes: int
     num_tensors: int
-    def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., tensor_bytes: _Optional[int] = ..., num_tensors: _Optional[int] = ...) -> None: ...
+    coded_bytes: int
+    relative_error: float
+    def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., tensor_bytes: _Optional[int] = ..., num_tensors: _Optional[int] = ..., coded_bytes: _Optional[int] = ..., relative_error: _Optional[float] = ...) -> None: ...
 
 class PeerCounts(_message.Message):
     __slots__ = ("counts",)

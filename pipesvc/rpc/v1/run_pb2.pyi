@@ -87,20 +87,24 @@ class EvaluationRecord(_message.Message):
     def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Iterable[_Union[MetricValue, _Mapping]]] = ..., num_rows: _Optional[int] = ..., evaluated_unix_ns: _Optional[int] = ...) -> None: ...
 
 class LinkTotals(_message.Message):
-    __slots__ = ("link", "tensor_bytes", "wire_bytes", "num_frames", "worker", "way")
+    __slots__ = ("link", "tensor_bytes", "wire_bytes", "num_frames", "worker", "way", "coded_bytes", "relative_error")
     LINK_FIELD_NUMBER: _ClassVar[int]
     TENSOR_BYTES_FIELD_NUMBER: _ClassVar[int]
     WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     WAY_FIELD_NUMBER: _ClassVar[int]
+    CODED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
     link: _types_pb2.LinkId
     tensor_bytes: int
     wire_bytes: int
     num_frames: int
     worker: str
     way: _types_pb2.LinkWay
-    def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., tensor_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., num_frames: _Optional[int] = ..., worker: _Optional[str] = ..., way: _Optional[_Union[_types_pb2.LinkWay, str]] = ...) -> None: ...
+    coded_bytes: int
+    relative_error: float
+    def __init__(self, link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., tensor_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., num_frames: _Optional[int] = ..., worker: _Optional[str] = ..., way: _Optional[_Union[_types_pb2.LinkWay, str]] = ..., coded_bytes: _Optional[int] = ..., relative_error: _Optional[float] = ...) -> None: ...
 
 class Run(_message.Message):
     __slots__ = ("run_id", "name", "state", "num_committed_steps", "num_steps", "error", "plan_json", "warnings", "awaited", "links", "parameters", "submitted_unix_ns", "ended_unix_ns", "stage_steps", "has_weights", "fingerprints", "evaluated_step", "is_prediction", "start")

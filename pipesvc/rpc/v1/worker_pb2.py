@@ -26,7 +26,7 @@ from pipesvc.rpc.v1 import local_pb2 as pipesvc_dot_rpc_dot_v1_dot_local__pb2
 from pipesvc.rpc.v1 import types_pb2 as pipesvc_dot_rpc_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpipesvc/rpc/v1/worker.proto\x12\x0epipesvc.rpc.v1\x1a\x1apipesvc/rpc/v1/local.proto\x1a\x1apipesvc/rpc/v1/types.proto\"H\n\x08Versions\x12\x0f\n\x07pipesvc\x18\x01 \x01(\t\x12\x0e\n\x06python\x18\x02 \x01(\t\x12\r\n\x05torch\x18\x03 \x01(\t\x12\x0c\n\x04wire\x18\x04 \x01(\r\"\x8e\x02\n\x08Register\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x05 \x03(\t\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\x11\n\tnum_cores\x18\x07 \x01(\r\x12\x13\n\x0bnum_threads\x18\x08 \x01(\r\x12*\n\x08versions\x18\t \x01(\x0b\x32\x18.pipesvc.rpc.v1.Versions\x12\x14\n\x0c\x64\x61ta_address\x18\n \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x0b \x01(\t\x12\x1a\n\x12memory_limit_bytes\x18\x0c \x01(\x04\"o\n\rChildProgress\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.pipesvc.rpc.v1.Role\x12*\n\x08progress\x18\x03 \x01(\x0b\x32\x18.pipesvc.rpc.v1.Progress\"\xa5\x01\n\tLinkCount\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12$\n\x04link\x18\x02 \x01(\x0b\x32\x16.pipesvc.rpc.v1.LinkId\x12\x14\n\x0ctensor_bytes\x18\x03 \x01(\x04\x12\x12\n\nwire_bytes\x18\x04 \x01(\x04\x12\x12\n\nnum_frames\x18\x05 \x01(\x04\x12$\n\x03way\x18\x14 \x01(\x0e\x32\x17.pipesvc.rpc.v1.LinkWay\"w\n\x04\x42\x65\x61t\x12\x14\n\x0csent_unix_ns\x18\x01 \x01(\x04\x12/\n\x08\x63hildren\x18\x02 \x03(\x0b\x32\x1d.pipesvc.rpc.v1.ChildProgress\x12(\n\x05links\x18\x03 \x03(\x0b\x32\x19.pipesvc.rpc.v1.LinkCount\"l\n\x0b\x43hildReport\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.pipesvc.rpc.v1.Role\x12)\n\x06report\x18\x03 \x01(\x0b\x32\x19.pipesvc.rpc.v1.FromChild\"F\n\nRunStopped\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12(\n\x05links\x18\x02 \x03(\x0b\x32\x19.pipesvc.rpc.v1.LinkCount\"`\n\x08LogLines\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.pipesvc.rpc.v1.Role\x12\r\n\x05lines\x18\x03 \x03(\t\x12\x11\n\tis_stderr\x18\x04 \x01(\x08\"?\n\x04Peer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x03 \x01(\t\"@\n\tPeerProbe\x12\"\n\x04peer\x18\x01 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Peer\x12\x0f\n\x07problem\x18\x02 \x01(\t\"8\n\x0bPeersProbed\x12)\n\x06probes\x18\x01 \x03(\x0b\x32\x19.pipesvc.rpc.v1.PeerProbe\"\xce\x02\n\rAttachRequest\x12,\n\x08register\x18\x01 \x01(\x0b\x32\x18.pipesvc.rpc.v1.RegisterH\x00\x12$\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x14.pipesvc.rpc.v1.BeatH\x00\x12\x33\n\x0c\x63hild_report\x18\x03 \x01(\x0b\x32\x1b.pipesvc.rpc.v1.ChildReportH\x00\x12\x31\n\x0brun_stopped\x18\x04 \x01(\x0b\x32\x1a.pipesvc.rpc.v1.RunStoppedH\x00\x12-\n\tlog_lines\x18\x05 \x01(\x0b\x32\x18.pipesvc.rpc.v1.LogLinesH\x00\x12\x12\n\x08\x64raining\x18\x06 \x01(\x08H\x00\x12\x33\n\x0cpeers_probed\x18\x07 \x01(\x0b\x32\x1b.pipesvc.rpc.v1.PeersProbedH\x00\x42\t\n\x07message\"J\n\x07Welcome\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x18\n\x10\x62\x65\x61t_interval_ms\x18\x02 \x01(\r\x12\x17\n\x0f\x62\x65\x61t_timeout_ms\x18\x03 \x01(\r\"\xe8\x01\n\nStartChild\x12.\n\nassignment\x18\x01 \x01(\x0b\x32\x1a.pipesvc.rpc.v1.Assignment\x12\x0e\n\x06\x62undle\x18\x02 \x01(\x0c\x12<\n\taddresses\x18\x03 \x03(\x0b\x32).pipesvc.rpc.v1.StartChild.AddressesEntry\x12\x12\n\nlink_token\x18\x04 \x01(\t\x12\x16\n\x0ewindow_parcels\x18\x05 \x01(\r\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"e\n\x05ToRun\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.pipesvc.rpc.v1.Role\x12(\n\x07message\x18\x03 \x01(\x0b\x32\x17.pipesvc.rpc.v1.ToChild\":\n\x07StopRun\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\"E\n\nProbePeers\x12#\n\x05peers\x18\x01 \x03(\x0b\x32\x14.pipesvc.rpc.v1.Peer\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\"\x16\n\x06Notice\x12\x0c\n\x04text\x18\x01 \x01(\t\"\xad\x02\n\x0e\x41ttachResponse\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.pipesvc.rpc.v1.WelcomeH\x00\x12\x31\n\x0bstart_child\x18\x02 \x01(\x0b\x32\x1a.pipesvc.rpc.v1.StartChildH\x00\x12\'\n\x06to_run\x18\x03 \x01(\x0b\x32\x15.pipesvc.rpc.v1.ToRunH\x00\x12+\n\x08stop_run\x18\x04 \x01(\x0b\x32\x17.pipesvc.rpc.v1.StopRunH\x00\x12\x31\n\x0bprobe_peers\x18\x05 \x01(\x0b\x32\x1a.pipesvc.rpc.v1.ProbePeersH\x00\x12(\n\x06notice\x18\x06 \x01(\x0b\x32\x16.pipesvc.rpc.v1.NoticeH\x00\x42\t\n\x07message2\\\n\rWorkerService\x12K\n\x06\x41ttach\x12\x1d.pipesvc.rpc.v1.AttachRequest\x1a\x1e.pipesvc.rpc.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpipesvc/rpc/v1/worker.proto\x12\x0epipesvc.rpc.v1\x1a\x1apipesvc/rpc/v1/local.proto\x1a\x1apipesvc/rpc/v1/types.proto\"H\n\x08Versions\x12\x0f\n\x07pipesvc\x18\x01 \x01(\t\x12\x0e\n\x06python\x18\x02 \x01(\t\x12\r\n\x05torch\x18\x03 \x01(\t\x12\x0c\n\x04wire\x18\x04 \x01(\r\"\x8e\x02\n\x08Register\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x05 \x03(\t\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\x11\n\tnum_cores\x18\x07 \x01(\r\x12\x13\n\x0bnum_threads\x18\x08 \x01(\r\x12*\n\x08versions\x18\t \x01(\x0b\x32\x18.pipesvc.rpc.v1.Versions\x12\x14\n\x0c\x64\x61ta_address\x18\n \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x0b \x01(\t\x12\x1a\n\x12memory_limit_bytes\x18\x0c \x01(\x04\"o\n\rChildProgress\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.pipesvc.rpc.v1.Role\x12*\n\x08progress\x18\x03 \x01(\x0b\x32\x18.pipesvc.rpc.v1.Progress\"\xd2\x01\n\tLinkCount\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12$\n\x04link\x18\x02 \x01(\x0b\x32\x16.pipesvc.rpc.v1.LinkId\x12\x14\n\x0ctensor_bytes\x18\x03 \x01(\x04\x12\x12\n\nwire_bytes\x18\x04 \x01(\x04\x12\x12\n\nnum_frames\x18\x05 \x01(\x04\x12$\n\x03way\x18\x14 \x01(\x0e\x32\x17.pipesvc.rpc.v1.LinkWay\x12\x13\n\x0b\x63oded_bytes\x18\x15 \x01(\x04\x12\x16\n\x0erelative_error\x18\x16 \x01(\x01\"w\n\x04\x42\x65\x61t\x12\x14\n\x0csent_unix_ns\x18\x01 \x01(\x04\x12/\n\x08\x63hildren\x18\x02 \x03(\x0b\x32\x1d.pipesvc.rpc.v1.ChildProgress\x12(\n\x05links\x18\x03 \x03(\x0b\x32\x19.pipesvc.rpc.v1.LinkCount\"l\n\x0b\x43hildReport\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.pipesvc.rpc.v1.Role\x12)\n\x06report\x18\x03 \x01(\x0b\x32\x19.pipesvc.rpc.v1.FromChild\"F\n\nRunStopped\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12(\n\x05links\x18\x02 \x03(\x0b\x32\x19.pipesvc.rpc.v1.LinkCount\"`\n\x08LogLines\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.pipesvc.rpc.v1.Role\x12\r\n\x05lines\x18\x03 \x03(\t\x12\x11\n\tis_stderr\x18\x04 \x01(\x08\"?\n\x04Peer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x03 \x01(\t\"@\n\tPeerProbe\x12\"\n\x04peer\x18\x01 \x01(\x0b\x32\x14.pipesvc.rpc.v1.Peer\x12\x0f\n\x07problem\x18\x02 \x01(\t\"8\n\x0bPeersProbed\x12)\n\x06probes\x18\x01 \x03(\x0b\x32\x19.pipesvc.rpc.v1.PeerProbe\"\xce\x02\n\rAttachRequest\x12,\n\x08register\x18\x01 \x01(\x0b\x32\x18.pipesvc.rpc.v1.RegisterH\x00\x12$\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x14.pipesvc.rpc.v1.BeatH\x00\x12\x33\n\x0c\x63hild_report\x18\x03 \x01(\x0b\x32\x1b.pipesvc.rpc.v1.ChildReportH\x00\x12\x31\n\x0brun_stopped\x18\x04 \x01(\x0b\x32\x1a.pipesvc.rpc.v1.RunStoppedH\x00\x12-\n\tlog_lines\x18\x05 \x01(\x0b\x32\x18.pipesvc.rpc.v1.LogLinesH\x00\x12\x12\n\x08\x64raining\x18\x06 \x01(\x08H\x00\x12\x33\n\x0cpeers_probed\x18\x07 \x01(\x0b\x32\x1b.pipesvc.rpc.v1.PeersProbedH\x00\x42\t\n\x07message\"J\n\x07Welcome\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x18\n\x10\x62\x65\x61t_interval_ms\x18\x02 \x01(\r\x12\x17\n\x0f\x62\x65\x61t_timeout_ms\x18\x03 \x01(\r\"\xe8\x01\n\nStartChild\x12.\n\nassignment\x18\x01 \x01(\x0b\x32\x1a.pipesvc.rpc.v1.Assignment\x12\x0e\n\x06\x62undle\x18\x02 \x01(\x0c\x12<\n\taddresses\x18\x03 \x03(\x0b\x32).pipesvc.rpc.v1.StartChild.AddressesEntry\x12\x12\n\nlink_token\x18\x04 \x01(\t\x12\x16\n\x0ewindow_parcels\x18\x05 \x01(\r\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"e\n\x05ToRun\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.pipesvc.rpc.v1.Role\x12(\n\x07message\x18\x03 \x01(\x0b\x32\x17.pipesvc.rpc.v1.ToChild\":\n\x07StopRun\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\"E\n\nProbePeers\x12#\n\x05peers\x18\x01 \x03(\x0b\x32\x14.pipesvc.rpc.v1.Peer\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\"\x16\n\x06Notice\x12\x0c\n\x04text\x18\x01 \x01(\t\"\xad\x02\n\x0e\x41ttachResponse\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.pipesvc.rpc.v1.WelcomeH\x00\x12\x31\n\x0bstart_child\x18\x02 \x01(\x0b\x32\x1a.pipesvc.rpc.v1.StartChildH\x00\x12\'\n\x06to_run\x18\x03 \x01(\x0b\x32\x15.pipesvc.rpc.v1.ToRunH\x00\x12+\n\x08stop_run\x18\x04 \x01(\x0b\x32\x17.pipesvc.rpc.v1.StopRunH\x00\x12\x31\n\x0bprobe_peers\x18\x05 \x01(\x0b\x32\x1a.pipesvc.rpc.v1.ProbePeersH\x00\x12(\n\x06notice\x18\x06 \x01(\x0b\x32\x16.pipesvc.rpc.v1.NoticeH\x00\x42\t\n\x07message2\\\n\rWorkerService\x12K\n\x06\x41ttach\x12\x1d.pipesvc.rpc.v1.AttachRequest\x1a\x1e.pipesvc.rpc.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,39 +42,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHILDPROGRESS']._serialized_start=450
   _globals['_CHILDPROGRESS']._serialized_end=561
   _globals['_LINKCOUNT']._serialized_start=564
-  _globals['_LINKCOUNT']._serialized_end=729
-  _globals['_BEAT']._serialized_start=731
-  _globals['_BEAT']._serialized_end=850
-  _globals['_CHILDREPORT']._serialized_start=852
-  _globals['_CHILDREPORT']._serialized_end=960
-  _globals['_RUNSTOPPED']._serialized_start=962
-  _globals['_RUNSTOPPED']._serialized_end=1032
-  _globals['_LOGLINES']._serialized_start=1034
-  _globals['_LOGLINES']._serialized_end=1130
-  _globals['_PEER']._serialized_start=1132
-  _globals['_PEER']._serialized_end=1195
-  _globals['_PEERPROBE']._serialized_start=1197
-  _globals['_PEERPROBE']._serialized_end=1261
-  _globals['_PEERSPROBED']._serialized_start=1263
-  _globals['_PEERSPROBED']._serialized_end=1319
-  _globals['_ATTACHREQUEST']._serialized_start=1322
-  _globals['_ATTACHREQUEST']._serialized_end=1656
-  _globals['_WELCOME']._serialized_start=1658
-  _globals['_WELCOME']._serialized_end=1732
-  _globals['_STARTCHILD']._serialized_start=1735
-  _globals['_STARTCHILD']._serialized_end=1967
-  _globals['_STARTCHILD_ADDRESSESENTRY']._serialized_start=1919
-  _globals['_STARTCHILD_ADDRESSESENTRY']._serialized_end=1967
-  _globals['_TORUN']._serialized_start=1969
-  _globals['_TORUN']._serialized_end=2070
-  _globals['_STOPRUN']._serialized_start=2072
-  _globals['_STOPRUN']._serialized_end=2130
-  _globals['_PROBEPEERS']._serialized_start=2132
-  _globals['_PROBEPEERS']._serialized_end=2201
-  _globals['_NOTICE']._serialized_start=2203
-  _globals['_NOTICE']._serialized_end=2225
-  _globals['_ATTACHRESPONSE']._serialized_start=2228
-  _globals['_ATTACHRESPONSE']._serialized_end=2529
-  _globals['_WORKERSERVICE']._serialized_start=2531
-  _globals['_WORKERSERVICE']._serialized_end=2623
+  _globals['_LINKCOUNT']._serialized_end=774
+  _globals['_BEAT']._serialized_start=776
+  _globals['_BEAT']._serialized_end=895
+  _globals['_CHILDREPORT']._serialized_start=897
+  _globals['_CHILDREPORT']._serialized_end=1005
+  _globals['_RUNSTOPPED']._serialized_start=1007
+  _globals['_RUNSTOPPED']._serialized_end=1077
+  _globals['_LOGLINES']._serialized_start=1079
+  _globals['_LOGLINES']._serialized_end=1175
+  _globals['_PEER']._serialized_start=1177
+  _globals['_PEER']._serialized_end=1240
+  _globals['_PEERPROBE']._serialized_start=1242
+  _globals['_PEERPROBE']._serialized_end=1306
+  _globals['_PEERSPROBED']._serialized_start=1308
+  _globals['_PEERSPROBED']._serialized_end=1364
+  _globals['_ATTACHREQUEST']._serialized_start=1367
+  _globals['_ATTACHREQUEST']._serialized_end=1701
+  _globals['_WELCOME']._serialized_start=1703
+  _globals['_WELCOME']._serialized_end=1777
+  _globals['_STARTCHILD']._serialized_start=1780
+  _globals['_STARTCHILD']._serialized_end=2012
+  _globals['_STARTCHILD_ADDRESSESENTRY']._serialized_start=1964
+  _globals['_STARTCHILD_ADDRESSESENTRY']._serialized_end=2012
+  _globals['_TORUN']._serialized_start=2014
+  _globals['_TORUN']._serialized_end=2115
+  _globals['_STOPRUN']._serialized_start=2117
+  _globals['_STOPRUN']._serialized_end=2175
+  _globals['_PROBEPEERS']._serialized_start=2177
+  _globals['_PROBEPEERS']._serialized_end=2246
+  _globals['_NOTICE']._serialized_start=2248
+  _globals['_NOTICE']._serialized_end=2270
+  _globals['_ATTACHRESPONSE']._serialized_start=2273
+  _globals['_ATTACHRESPONSE']._serialized_end=2574
+  _globals['_WORKERSERVICE']._serialized_start=2576
+  _globals['_WORKERSERVICE']._serialized_end=2668
 # @@protoc_insertion_point(module_scope)

@@ -59,20 +59,24 @@ class ChildProgress(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., progress: _Optional[_Union[_local_pb2.Progress, _Mapping]] = ...) -> None: ...
 
 class LinkCount(_message.Message):
-    __slots__ = ("run_id", "link", "tensor_bytes", "wire_bytes", "num_frames", "way")
+    __slots__ = ("run_id", "link", "tensor_bytes", "wire_bytes", "num_frames", "way", "coded_bytes", "relative_error")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
     TENSOR_BYTES_FIELD_NUMBER: _ClassVar[int]
     WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
     WAY_FIELD_NUMBER: _ClassVar[int]
+    CODED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     link: _types_pb2.LinkId
     tensor_bytes: int
     wire_bytes: int
     num_frames: int
     way: _types_pb2.LinkWay
-    def __init__(self, run_id: _Optional[str] = ..., link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., tensor_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., num_frames: _Optional[int] = ..., way: _Optional[_Union[_types_pb2.LinkWay, str]] = ...) -> None: ...
+    coded_bytes: int
+    relative_error: float
+    def __init__(self, run_id: _Optional[str] = ..., link: _Optional[_Union[_types_pb2.LinkId, _Mapping]] = ..., tensor_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., num_frames: _Optional[int] = ..., way: _Optional[_Union[_types_pb2.LinkWay, str]] = ..., coded_bytes: _Optional[int] = ..., relative_error: _Optional[float] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("sent_unix_ns", "children", "links")

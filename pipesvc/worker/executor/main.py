@@ -15,6 +15,7 @@ from pipesvc.model import malloc
 from pipesvc.model.fingerprint import numeric_fingerprint
 from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2
 from pipesvc.wire.job_edges import edges_of_job
+from pipesvc.wire.link_codecs import LinkCodecs
 from pipesvc.wire.weights_name import name_of
 from pipesvc.worker import calls
 from pipesvc.worker.executor import loading, state
@@ -79,6 +80,7 @@ def settings_of(job: job_pb2.JobSpec, plan: Plan, worker: str) -> Settings:
         schedule_text=plan.schedule_text,
         clip_norm=job.clip_norm,
         scaler=scaler_of(job),
+        codecs=LinkCodecs.of_strategy(job.strategy),
     )
 
 

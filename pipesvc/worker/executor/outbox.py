@@ -8,18 +8,20 @@ from typing import Any
 from torch import Tensor
 
 from pipesvc.wire import layouts, tree
+from pipesvc.wire.link_codecs import LinkCodecs
 from pipesvc.wire.links import Link
 from pipesvc.worker.executor.inbox import Inbox, Parcel
 from pipesvc.worker.port_like import PortLike
 
 
 class Outbox:
-    """`local_stages` are the stages of this worker."""
+    """`local_stages` are the stages of this worker, between which nothing is coded."""
 
-    def __init__(self, port: PortLike, inbox: Inbox, local_stages: Collection[int]) -> None:
+    def __init__(self, port: PortLike, inbox: Inbox, local_stages: Collection[int], codecs: LinkCodecs) -> None:
         self._port = port
         self._inbox = inbox
         self._local_stages = frozenset(local_stages)
+        self._codecs = codecs
 
     def send(self, link: Link, step: int, micro_batch: int, value: Any) -> None:
         """Tensors leave as CPU tensors; a stage of this worker gets copies: its first operation may be in place."""
@@ -36,7 +38,8 @@ class Outbox:
             on_cpu = [
                 each if each.is_cpu else each.detach().cpu().requires_grad_(each.requires_grad) for each in leaves
             ]
-            self._port.send_parcel(link, step, micro_batch, tree.unflatten(structure, on_cpu))
+            value = tree.unflatten(structure, on_cpu)
+            self._port.send_parcel(link, step, micro_batch, value, self._codecs.of(link))
 
     def send_gradients(self, link: Link, step: int, micro_batch: int, gradients: Sequence[Tensor | None]) -> None:
         """One for each tensor of the activation; None where it got no gradient."""
@@ -46,4 +49,4 @@ class Outbox:
             self._inbox.put(link, step, micro_batch, parcel)
         else:
             on_cpu = [None if gradient is None else gradient.cpu() for gradient in gradients]
-            self._port.send_gradients(link, step, micro_batch, on_cpu)
+            self._port.send_gradients(link, step, micro_batch, on_cpu, self._codecs.of(link))

@@ -21,6 +21,7 @@ from pipesvc.core.actions import Action, ActionKind
 from pipesvc.core.edges import Edges
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import local_pb2, types_pb2
+from pipesvc.wire.link_codecs import LinkCodecs
 from pipesvc.wire.links import Link
 from pipesvc.worker.executor import passes, routes, weights
 from pipesvc.worker.executor.deciding import Decider, Decision, Report
@@ -57,6 +58,7 @@ class Settings:
     # Of the first loss, where it is not the scaler's own.
     scale: LossScale | None = None
     start: types_pb2.Position = field(default_factory=types_pb2.Position)
+    codecs: LinkCodecs = field(default_factory=LinkCodecs)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,7 +84,7 @@ class Runtime:
         self._stages = dict(stages)
         self._settings = settings
         self._inbox = Inbox()
-        self._outbox = Outbox(port, self._inbox, self._stages)
+        self._outbox = Outbox(port, self._inbox, self._stages, settings.codecs)
         self._progress = ProgressReporter(port, now_ns)
         self._trace = TraceLog(settings.worker, now_ns)
         self._decider = Decider(settings.clip_norm, settings.scaler, settings.scale)

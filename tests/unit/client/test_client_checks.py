@@ -13,6 +13,7 @@ import torch
 from pipesvc.client import checks
 from pipesvc.client.calls import Call
 from pipesvc.client.job import (
+    Codec,
     DataSource,
     Evaluation,
     GradScaler,
@@ -91,6 +92,10 @@ FIELDS: list[tuple[Make, str, Sequence[object]]] = [
     (Strategy, "placement", NO_PLACEMENT),
     (Strategy, "recompute", (3, None, {"a"}, "a", b"a", np.True_, [None], *([each] for each in NO_NAME))),
     (Strategy, "compile", NO_FLAG),
+    (Strategy, "codec", (None, "int8", {"activations": "int8"}, True, Codec, Rude())),
+    *((Codec, name, (None, 8, "INT8", ["int8"], np.array(["int8"]), Rude())) for name in ("activations", "gradients")),
+    (Codec, "links", (None, "0>1", ["0>1"], {"1>0": Codec()}, {3: Codec()}, {"0>1": "int8"}, {"0-1": Codec()})),
+    (Codec, "links", ({"00>1": Codec()}, {"0>1\n": Codec()}, {"0>1": Codec(links={"0>1": Codec()})})),
     (Strategy, "schedule", NO_SCHEDULE),
     (job, "check_finite", NO_FLAG),
     (job, "batch_norm", (None, True, 3, HUGE, "", "Deferred", ["deferred"], Rude())),
@@ -141,7 +146,7 @@ def test_what_does_not_belong_in_a_field_is_refused_by_its_name(
 def test_every_field_of_a_job_is_tried() -> None:
     """A field that is added without a check is found here."""
     tried = {name for _, name, _ in FIELDS}
-    for kind in (Job, Strategy, DataSource, Evaluation, GradScaler):
+    for kind in (Job, Strategy, DataSource, Evaluation, GradScaler, Codec):
         assert {field.name for field in dataclasses.fields(kind)} - {"source"} <= tried
 
 

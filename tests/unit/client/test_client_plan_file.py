@@ -58,9 +58,15 @@ def test_how_modules_are_run_is_read_back(tmp_path: Path, recompute: bool | tupl
     assert _read(tmp_path, plan_file_text(strategy, REPORT)) == strategy
 
 
+def test_codecs_are_read_back(tmp_path: Path) -> None:
+    codec = pipesvc.Codec(activations="int8", gradients="bf16", links={"0>1": pipesvc.Codec(gradients="fp16")})
+    strategy = Strategy(micro_batches=8, codec=codec)
+    assert _read(tmp_path, plan_file_text(strategy, REPORT)) == strategy
+
+
 def test_a_file_of_before_there_was_recompute_is_read(tmp_path: Path) -> None:
     document = _document()
-    del document["strategy"]["recompute"], document["strategy"]["compile"]
+    del document["strategy"]["recompute"], document["strategy"]["compile"], document["strategy"]["codec"]
     assert _read(tmp_path, document) == STRATEGY
 
 
@@ -92,6 +98,10 @@ def test_a03_an_edit_is_what_is_read(tmp_path: Path) -> None:
         ({"boundaries": [1.5]}, ["strategy.boundaries is [1.5]"]),
         ({"recompute": "blocks.*"}, ["strategy.recompute is 'blocks.*'; it must be true, false or a list of patterns"]),
         ({"compile": 1}, ["strategy.compile is 1"]),
+        ({"codec": "int8"}, ["strategy.codec is 'int8'; it must be an object"]),
+        ({"codec": {"activation": "int8"}}, ["a field of codec is 'activation'; it must be one of activations"]),
+        ({"codec": {"activations": "int4"}}, ["activations is 'int4'; it must be one of none, bf16, fp16, int8"]),
+        ({"codec": {"links": {"1>0": {}}}}, ["a pair of stages in links is '1>0'"]),
         ({"placement": []}, ["strategy.placement is []"]),
         ({"in_fligth": 3}, ["strategy.in_fligth is not a field", "in_flight"]),
         ({"micro_batches": None, "schedule": 1}, ["strategy.micro_batches is None", "strategy.schedule is 1"]),

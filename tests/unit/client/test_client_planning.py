@@ -64,7 +64,7 @@ def test_a_step_is_simulated_with_the_micro_batches_of_all_its_mini_batches() ->
 
 _FIELDS = (
     "pipeline", "micro_batches", "schedule", "num_stages", "boundaries", "placement", "allow_cpu_for_gpu", "in_flight",
-    "recompute", "compile",
+    "recompute", "compile", "codec",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from pipesvc.client.calls import Call
 from pipesvc.client.job import (
+    Codec,
     DataSource,
     Evaluation,
     GradScaler,
@@ -78,6 +79,7 @@ def _full_job(user: object) -> Job:
             recompute=True,
             compile=True,
             same_host=False,
+            codec=Codec(activations="int8", links={"0>1": Codec(gradients="bf16")}),
         ),
         epochs=2,
         max_steps=9,

@@ -121,6 +121,16 @@ def test_status_warns_of_workers_that_cannot_reach_each_other() -> None:
     assert "WARNING: worker b cannot reach itself at h2:7001: no answer" in text
 
 
+def test_status_shows_what_codecs_save_and_cost() -> None:
+    run = run_pb2.Run(run_id="r1", state=run_pb2.RUN_STATE_RUNNING)
+    for kind, coded_bytes in ((types_pb2.LINK_KIND_ACTIVATION, 1 << 20), (types_pb2.LINK_KIND_INPUT, 4 << 20)):
+        link = types_pb2.LinkId(producer=0, consumer=1, kind=kind)
+        run.links.add(link=link, tensor_bytes=4 << 20, coded_bytes=coded_bytes, relative_error=0.00461)
+    lines = status_text(run_pb2.GetStatusResponse(runs=[run])).splitlines()
+    text = "r1: link 0>1/activation has sent 4.0 MiB as 1.0 MiB, with a relative error of 0.0046"
+    assert [line for line in lines if "link" in line] == [text]
+
+
 def test_runs_show_their_error_in_one_line() -> None:
     error = types_pb2.ErrorReport(code="STAGE_FAILED", message="ValueError:\nboom", traceback="Traceback ...\nboom")
     run = run_pb2.Run(run_id="r1", state=run_pb2.RUN_STATE_FAILED, error=error, num_committed_steps=3, num_steps=9)

@@ -99,6 +99,16 @@ def with_optimizers_by_name(job: job_pb2.JobSpec) -> None:
             "compile and patterns of recompute exclude each other",
         ),
         (
+            with_strategy(codecs=[{"activations": 9, "gradients": 1}]),
+            "the codec of all links is number 9, which is not known here",
+        ),
+        (with_strategy(codecs=[{"later_stage": 1, "gradients": 1}]), "the codec of 0>1 is unspecified"),
+        (with_strategy(codecs=2 * [{"activations": 1, "gradients": 1}]), "codecs of all links are given twice"),
+        (
+            with_strategy(codecs=[{"earlier_stage": 2, "later_stage": 2, "activations": 1, "gradients": 1}]),
+            "codecs are given for 2>2: write the earlier stage first",
+        ),
+        (
             with_strategy(compiles=True, schedule="ZBH1"),
             "the schedule ZBH1 splits backwards into I and W, and compile makes them whole",
         ),

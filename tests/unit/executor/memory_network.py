@@ -12,24 +12,33 @@ import select
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from pipesvc.rpc.v1 import local_pb2
-from pipesvc.wire import layouts, tree
+from pipesvc.rpc.v1 import local_pb2, types_pb2
+from pipesvc.wire import codecs, layouts, tensors, tree
 from pipesvc.wire.credit import ReceiverState, SenderState
+from pipesvc.wire.elements import payload_bytes
 from pipesvc.wire.frames import FrameHeader
 from pipesvc.wire.links import Link
 from pipesvc.worker.port import ParcelArrived
+
+NONE: Final = types_pb2.CODEC_NONE
 
 
 def is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-def _contiguous(tensor: Tensor) -> Tensor:
+def _arrived(tensor: Tensor, codec: int) -> Tensor:
+    form = codecs.codec_for(codec, tensor)
+    if form != NONE:
+        element_type = tensors.element_type_of(tensor)
+        view = memoryview(bytearray(payload_bytes(form, element_type, tensor.shape)))
+        if codecs.encode(tensor, form, view):
+            return codecs.decode(view, form, element_type, tensor.shape)
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
@@ -60,12 +69,14 @@ class MemoryPort:
             events = self._take()
         return events
 
-    def send_parcel(self, link: Link, step: int, micro_batch: int, value: Any) -> None:
+    def send_parcel(self, link: Link, step: int, micro_batch: int, value: Any, codec: int = NONE) -> None:
         structure, leaves = tree.flatten(value, is_tensor)
-        self._network.carry(link, step, micro_batch, structure, leaves)
+        self._network.carry(link, step, micro_batch, structure, leaves, codec)
 
-    def send_gradients(self, link: Link, step: int, micro_batch: int, grads: Sequence[Tensor | None]) -> None:
-        self._network.carry(link, step, micro_batch, "", grads)
+    def send_gradients(
+        self, link: Link, step: int, micro_batch: int, grads: Sequence[Tensor | None], codec: int = NONE
+    ) -> None:
+        self._network.carry(link, step, micro_batch, "", grads, codec)
 
     def consumed(self, link: Link) -> None:
         self.consumed_counts[link] += 1
@@ -127,10 +138,18 @@ class Network:
     _queues: dict[Link, deque[ParcelArrived]] = field(default_factory=dict)
     _ends: dict[Link, Ends] = field(default_factory=dict)
 
-    def carry(self, link: Link, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None]) -> None:
+    def carry(
+        self,
+        link: Link,
+        step: int,
+        micro_batch: int,
+        structure: str,
+        leaves: Sequence[Tensor | None],
+        codec: int = NONE,
+    ) -> None:
         self.sent[link] += 1
         text, packed = layouts.pack(structure, leaves)
-        copies = [None if each is None else _contiguous(each) for each in packed]
+        copies = [None if each is None else _arrived(each, codec) for each in packed]
         structure, laid = layouts.unpack(text, copies)
         parcel = ParcelArrived(
             link=link,

@@ -18,6 +18,7 @@ from pipesvc.errors import Where
 from pipesvc.model.recompute import Recompute
 from pipesvc.model.sequence import named_parameters
 from pipesvc.rpc.v1 import local_pb2, types_pb2
+from pipesvc.wire.link_codecs import LinkCodecs
 from pipesvc.wire.links import FEEDER, Link
 from pipesvc.wire.training_file import position_of
 from pipesvc.worker.executor import loading
@@ -75,6 +76,7 @@ class JobSetup(ABC):
     compiles: bool = False
     defers_batch_norm: bool = False
     window: int = 2
+    codecs: LinkCodecs = field(default_factory=LinkCodecs)
 
     @property
     def workers(self) -> Sequence[str]:
@@ -86,12 +88,9 @@ class JobSetup(ABC):
 
     @property
     def choices(self) -> Sequence[OptimizerChoice]:
-        one = OptimizerChoice(make=self.make_optimizer, groups=self.groups, rule=self.rule)
-        more = [
-            OptimizerChoice(pattern=pattern, make=make, groups={}, rule=None)
-            for pattern, make in self.more_optimizers.items()
-        ]
-        return [*more, one]
+        make = partial(OptimizerChoice, groups={}, rule=None)
+        more = [make(pattern=pattern, make=each) for pattern, each in self.more_optimizers.items()]
+        return [*more, OptimizerChoice(make=self.make_optimizer, groups=self.groups, rule=self.rule)]
 
     @property
     @abstractmethod
@@ -201,6 +200,7 @@ class Cluster:
                 scaler=setup.scaler,
                 scale=scale,
                 start=self.start,
+                codecs=setup.codecs,
             )
             self.network.ports |= dict.fromkeys(held, self.ports[worker])
             self.runtimes[worker] = Runtime(self.ports[worker], held, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import types_pb2
 from pipesvc.wire import codecs, tensors
 from pipesvc.wire.elements import BLOCK_ELEMENTS, CODED_TYPES, codec_name, payload_bytes
+from pipesvc.wire.frames import FrameHeader, decode, encode
 
 NONE, BF16, FP16, INT8 = (types_pb2.Codec.Value(f"CODEC_{name}") for name in ("NONE", "BF16", "FP16", "INT8"))
 CODED = (BF16, FP16, INT8)
@@ -59,7 +61,7 @@ def test_tables_are_total() -> None:
 
 @pytest.mark.parametrize("codec", CODED, ids=codec_name)
 @pytest.mark.parametrize("num", SIZES)
-def test_the_error_of_every_element_is_within_its_bound(codec: int, num: int) -> None:
+def test_n30_the_error_of_every_element_is_within_its_bound(codec: int, num: int) -> None:
     generator = torch.Generator().manual_seed(num)
     # Blocks of very different sizes, so that a scale of another block would show.
     tensor = torch.randn(num, generator=generator) * torch.logspace(-6, 4, num)
@@ -73,7 +75,7 @@ def test_the_error_of_every_element_is_within_its_bound(codec: int, num: int) ->
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=600),
     st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
 )
-def test_int8_keeps_its_bound_for_whatever_is_finite(values: list[float], dtype: torch.dtype) -> None:
+def test_n30_int8_keeps_its_bound_for_whatever_is_finite(values: list[float], dtype: torch.dtype) -> None:
     tensor = torch.tensor(values).to(dtype)
     if not tensor.isfinite().all() or codecs.codec_for(INT8, tensor) == NONE:
         return
@@ -91,7 +93,7 @@ def test_int8_of_more_than_one_tile_is_the_same_block_by_block(dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("codec", CODED, ids=codec_name)
-def test_zeros_and_the_smallest_numbers_are_no_division_by_zero(codec: int) -> None:
+def test_n30_zeros_and_the_smallest_numbers_are_no_division_by_zero(codec: int) -> None:
     assert torch.equal(round_trip(torch.zeros(300), codec), torch.zeros(300))
     smallest = round_trip(torch.full((300,), 1e-45), codec)
     assert bool((smallest.abs() <= 2.0**-126).all())
@@ -99,7 +101,7 @@ def test_zeros_and_the_smallest_numbers_are_no_division_by_zero(codec: int) -> N
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("codec", CODED, ids=codec_name)
-def test_what_is_not_finite_is_seen_so_and_spoils_no_neighbour(codec: int, value: float) -> None:
+def test_n30_what_is_not_finite_is_seen_so_and_spoils_no_neighbour(codec: int, value: float) -> None:
     """A mask of -inf crosses a stage; an overflow of a gradient must be seen by the loss scaler."""
     tensor = torch.randn(2, 700)
     tensor[1, 5] = value
@@ -174,3 +176,19 @@ def test_n29_an_unknown_codec_is_refused_by_its_number() -> None:
     assert caught.value.code is ErrorCode.BAD_FRAME
     with pytest.raises(PipesvcError, match="codec int8 takes no int64 tensor"):
         payload_bytes(INT8, types_pb2.ELEMENT_TYPE_INT64, (2,))
+
+
+@pytest.mark.parametrize("codec", [NONE, *CODED], ids=codec_name)
+@pytest.mark.parametrize(("shape", "num"), [((), 1), ((0,), 0), ((3, 100), 300)])
+def test_frames_take_what_a_codec_makes_and_no_other_size(codec: int, shape: tuple[int, ...], num: int) -> None:
+    """Single numbers and tensors of none are not coded by us; whoever does it is understood."""
+    total = {NONE: 4 * num, INT8: num + 4 * -(-num // 256)}.get(codec, 2 * num)
+    header = FrameHeader(
+        num_values=1, sequence=1, total_bytes=total, dtype=types_pb2.ELEMENT_TYPE_FLOAT32, shape=shape, codec=codec
+    )
+    assert decode(encode(header, bytes(total)))[0] == header
+    with pytest.raises(PipesvcError, match="the frame announces"):
+        decode(encode(replace(header, total_bytes=total + 1), bytes(total)))
+    if codec != NONE:
+        with pytest.raises(PipesvcError, match=f"codec {codec_name(codec)} takes no int64 tensor"):
+            decode(encode(replace(header, dtype=types_pb2.ELEMENT_TYPE_INT64), bytes(total)))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire import tree
+from pipesvc.wire.elements import payload_bytes
 from pipesvc.wire.links import Link
 from pipesvc.worker.local_socket import ChildEnd, receive_now, socket_pair
 from pipesvc.worker.parcels import ParcelArrived
@@ -22,6 +23,7 @@ from pipesvc.worker.port import Port
 LINK = Link(0, 1, types_pb2.LINK_KIND_ACTIVATION)
 BACK = Link(1, 0, types_pb2.LINK_KIND_GRADIENT)
 WINDOW = 3
+INT8 = types_pb2.CODEC_INT8
 
 
 @dataclass
@@ -74,6 +76,12 @@ def join(sender: Child, receiver: Child, link: Link = LINK) -> None:
 
 def send(child: Child, micro_batch: int, value: Any, link: Link = LINK) -> None:
     child.port.send_parcel(link, 1, micro_batch, value)
+
+
+def counted(child: Child) -> local_pb2.PeerCount:
+    child.port.report_counts()
+    [count] = [each.peer_counts for each in child.heard() if each.HasField("peer_counts")][-1].counts
+    return count
 
 
 VALUES = [
@@ -203,6 +211,40 @@ def test_what_was_carried_is_counted(children: tuple[Child, Child]) -> None:
     join(one, other)
     send(one, 0, [torch.ones(5), torch.ones(50_000)])
     send(one, 1, torch.ones(5))
-    one.port.report_counts()
-    [count] = [each.peer_counts for each in one.heard() if each.HasField("peer_counts")][-1].counts
+    count = counted(one)
     assert (Link.from_message(count.link), count.tensor_bytes, count.num_tensors) == (LINK, 200_040, 3)
+
+
+@pytest.mark.parametrize("num", [1_000, 50_000])
+def test_a_coded_parcel_decodes_within_its_bound_and_is_counted(children: tuple[Child, Child], num: int) -> None:
+    """In the message, and in memory, which comes back at once. What the codec does not take arrives as it was."""
+    one, other = children
+    join(one, other)
+    exact = torch.randn(num, generator=torch.Generator().manual_seed(0))
+    ids, coded_bytes = torch.arange(5), payload_bytes(INT8, types_pb2.ELEMENT_TYPE_FLOAT32, (num,))
+    for number in range(WINDOW):
+        one.port.send_parcel(LINK, 1, number, {"x": exact, "ids": ids}, INT8)
+    for arrived in other.parcels():
+        found = arrived.value()
+        assert torch.equal(found["ids"], ids)
+        error = (found["x"] - exact).abs()
+        assert 0.0 < error.max() <= exact.abs().max() / 254 * 1.001
+    count = counted(one)
+    assert (count.tensor_bytes, count.coded_bytes) == (WINDOW * (4 * num + 40), WINDOW * (coded_bytes + 40))
+    assert count.num_tensors == 2 * WINDOW
+    norm = torch.linalg.vector_norm
+    assert count.relative_error == pytest.approx(float(norm(error) / norm(exact)))
+
+
+def test_gradients_that_a_codec_cannot_hold_are_counted_as_they_are(children: tuple[Child, Child]) -> None:
+    one, other = children
+    join(one, other, BACK)
+    exact = torch.full((300,), float("inf"))
+    one.port.send_gradients(BACK, 1, 0, [exact, None], INT8)
+    [arrived] = other.parcels()
+    found, nothing = arrived.leaves
+    assert nothing is None
+    assert found is not None
+    assert torch.equal(found, exact)
+    count = counted(one)
+    assert (count.tensor_bytes, count.coded_bytes, count.relative_error) == (1200, 1200, 0.0)
