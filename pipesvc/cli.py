@@ -88,6 +88,7 @@ def worker(
     ] = "",
     token_file: TokenFile = None,
     insecure: Insecure = False,
+    no_checksum: Annotated[bool, typer.Option("--no-checksum", help="Send tensors without their CRC-32C.")] = False,
     coordinator_wait: Annotated[
         float,
         typer.Option("--coordinator-wait", metavar="SECONDS", help="How long to dial a coordinator that is away."),
@@ -110,6 +111,7 @@ def worker(
         memory=memory,
         token_file=token_file,
         is_insecure=insecure,
+        has_checksums=not no_checksum,
         coordinator_wait_s=coordinator_wait,
     )
     raise typer.Exit(run_worker(settings))

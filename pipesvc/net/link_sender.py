@@ -14,6 +14,7 @@ import asyncio
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 import grpc
@@ -27,6 +28,7 @@ from pipesvc.net.link_counts import LinkCounts, LinkTally
 from pipesvc.net.outgoing import Acknowledged, OutgoingTensor
 from pipesvc.net.reports import report_of, status_and_text
 from pipesvc.rpc.v1 import data_pb2
+from pipesvc.wire.checksum import crc32c
 from pipesvc.wire.credit import SenderState
 from pipesvc.wire.frames import FrameHeader, encode
 from pipesvc.wire.links import Link
@@ -58,6 +60,7 @@ class LinkSender:
         on_failed: Callable[[PipesvcError], None],
         on_door: Callable[[str], None] | None = None,
         lost_after_s: float = 10.0,
+        has_checksums: bool = True,
     ) -> None:
         self._link: Final = link
         self._run_id: Final = run_id
@@ -67,6 +70,7 @@ class LinkSender:
         self._on_failed: Final = on_failed
         self._on_door = on_door
         self._lost_after_s: Final = lost_after_s
+        self._has_checksums: Final = has_checksums
         self._metadata: Final[Metadata] = (*link_metadata(link, run_id, term), *auth_metadata(token))
         self._state = SenderState[Acknowledged](run_id=run_id, term=term)
         self._channel: Final = aio_channel(address, options.DATA_CHANNEL)
@@ -145,7 +149,8 @@ class LinkSender:
         try:
             failure = await self._keep_carrying()
         except PipesvcError as error:
-            failure = PipesvcError(error.code, f"{self._name}: {error.details.message}", advice=error.details.advice)
+            known = error.details
+            failure = PipesvcError(error.code, f"{self._name}: {known.message}", advice=known.advice, where=known.where)
         except Exception as error:
             failure = PipesvcError(ErrorCode.INTERNAL, f"{self._name}: {type(error).__name__}: {error}")
         self._end()
@@ -224,6 +229,8 @@ class LinkSender:
         if following is None:
             return None
         header, payload = following
+        if self._has_checksums and payload.nbytes:
+            header = replace(header, crc32c=crc32c(payload))
         frame = encode(header, payload)
         self._tally.sent(header, payload.nbytes, len(frame))
         return frame

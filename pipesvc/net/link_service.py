@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
+from pipesvc.net.corruption import CorruptError, Corruption
 from pipesvc.net.reports import abort_with
 from pipesvc.net.servers import is_same_token, presented_token
 from pipesvc.rpc.v1 import data_pb2
@@ -55,6 +56,7 @@ class _Receiver:
     """One link's receiving state; it outlives the streams that feed it."""
 
     state: ReceiverState
+    corruption: Corruption
     view: memoryview = _NO_BYTES
     is_changed: asyncio.Event = field(default_factory=asyncio.Event)
     failure: PipesvcError | None = None
@@ -152,6 +154,8 @@ class LinkService:
         if error is None:
             return
         try:
+            if isinstance(error, CorruptError):
+                await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
             await abort_with(context, error)
         except BaseException as abortion:
             # The call keeps this exception, whose frames would keep the call, and that its socket, until the collector
@@ -199,7 +203,7 @@ class _Stream:
         receiver = run.receivers.get(link)
         if receiver is None:
             state = ReceiverState(run_id=run.run_id, term=run.term, window_parcels=run.window_parcels)
-            receiver = run.receivers[link] = _Receiver(state)
+            receiver = run.receivers[link] = _Receiver(state, Corruption(link, run.run_id))
         self._receiver: Final = receiver
         receiver.end_stream(_not_found(run.run_id, f"has a newer stream for {link}"))
         receiver.forget_loss()
@@ -235,6 +239,10 @@ class _Stream:
         while is_current and isinstance(data := await self._context.read(), bytes):
             try:
                 is_current = self._take(data)
+            except CorruptError as error:
+                if not self._ended.done():
+                    self._ended.set_result(error.with_traceback(None))
+                return
             except Exception as error:
                 self._failed(error)
                 return
@@ -255,6 +263,7 @@ class _Stream:
         if receiver.failure is not None:
             return False
         header, payload = decode(data)
+        receiver.corruption.check(header, payload)
         accepted = receiver.state.accept(self._number, header, payload.nbytes)
         if accepted.arrival is not Arrival.ACCEPTED:
             return accepted.arrival is Arrival.DUPLICATE
@@ -263,6 +272,7 @@ class _Stream:
         if payload.nbytes:
             receiver.view[accepted.begin : accepted.end] = payload
         if accepted.is_whole:
+            receiver.corruption.passed()
             view, receiver.view = receiver.view, _NO_BYTES
             self._run.sink.deliver(self._link, accepted.header, view)
             receiver.is_changed.set()

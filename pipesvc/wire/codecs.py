@@ -109,7 +109,8 @@ def _encode_blocks(flat: Tensor, scales: Tensor, numbers: Tensor) -> bool:
         scale.div_(_LARGEST_INT8).clamp_(min=_SMALLEST_SCALE)
         torch.div(values, scale[:, None], out=scaled).round_()
         numbers[begin:end].view(-1, block).copy_(scaled)
-    return bool(scales.isfinite().all())
+    # The very largest numbers would be rounded to infinity when they are decoded.
+    return bool((scales * _LARGEST_INT8).isfinite().all())
 
 
 def _decode_blocks(flat: Tensor, scales: Tensor, numbers: Tensor) -> None:

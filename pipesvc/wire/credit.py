@@ -222,7 +222,7 @@ class ReceiverState:
 
     def _go_on(self, first: FrameHeader, header: FrameHeader) -> FrameHeader:
         """A later chunk, or the first chunk again after a reconnect: it must say the same as the first one did."""
-        if replace(header, chunk_offset=0, structure=first.structure) != first:
+        if replace(header, chunk_offset=0, structure=first.structure, crc32c=first.crc32c) != first:
             _refuse(header, f"a chunk of tensor {header.sequence} contradicts the tensor's first chunk")
         return first
 

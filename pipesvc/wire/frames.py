@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.rpc.v1 import data_pb2, types_pb2
 from pipesvc.wire.elements import CODED_TYPES, codec_name, element_name, payload_bytes
+from pipesvc.wire.varints import MAX_UINT64, NotCanonicalError, append_varint, put_bytes, put_varint, read_varint
 
 WIRE_VERSION: Final = 1
 CHUNK_BYTES: Final = 1 << 20  # 512 KiB to 2 MiB measured equal; 256 KiB costs a third more CPU
@@ -25,25 +26,21 @@ MAX_HEADER_BYTES: Final = 64 << 10  # all of a frame but its payload; a message 
 MAX_DIMENSIONS: Final = 64
 
 _UINT32: Final = (1 << 32) - 1
-_UINT64: Final = (1 << 64) - 1
 _ENUM: Final = (1 << 31) - 1  # negative numbers are written as 10 byte varints: left to the generated parser
 _BOOL: Final = 1
 _TEXTS: Final = (1, 15)
 _SHAPE: Final = 11
 _VARINT_LIMITS: Final = {
-    2: _UINT64, 3: _UINT64, 4: _UINT32, 5: _UINT32, 6: _UINT32, 7: _UINT64, 8: _UINT64, 9: _UINT64,
+    2: MAX_UINT64, 3: MAX_UINT64, 4: _UINT32, 5: _UINT32, 6: _UINT32, 7: MAX_UINT64, 8: MAX_UINT64, 9: MAX_UINT64,
     10: _ENUM, 12: _BOOL, 13: _BOOL, 14: _ENUM,
 }  # fmt: skip
 _FIELD_OF_TAG: Final = {number << 3: number for number in _VARINT_LIMITS} | {
     number << 3 | 2: number for number in (*_TEXTS, _SHAPE)
 }
 _PAYLOAD_TAG: Final = b"\x82\x01"  # 16 << 3 | 2 as a varint
+_CHECKSUM_TAG: Final = b"\x8d\x01"  # 17 << 3 | 5: four bytes
 
 Values: TypeAlias = dict[int, int | bytes]
-
-
-class _NotCanonicalError(Exception):
-    """The hand-made reader does not know this layout; whether it is valid is for the generated parser to say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +62,7 @@ class FrameHeader:
     is_no_gradient: bool = False
     codec: int = types_pb2.CODEC_NONE
     structure: str = ""
+    crc32c: int | None = None  # of the payload of this very frame
 
     @property
     def is_marker(self) -> bool:
@@ -78,30 +76,36 @@ class FrameHeader:
 
 
 def encode(header: FrameHeader, payload: bytes | bytearray | memoryview) -> bytes:
-    """The frame's bytes, equal to those of the generated class. Copies the payload once."""
+    """The frame's bytes, equal to those of the generated class but for a checksum, which it writes after the payload.
+
+    Copies the payload once.
+    """
     parts = bytearray()
-    _put_bytes(parts, b"\x0a", header.run_id.encode())
-    _put_varint(parts, 0x10, header.term)
-    _put_varint(parts, 0x18, header.step)
-    _put_varint(parts, 0x20, header.micro_batch)
-    _put_varint(parts, 0x28, header.value)
-    _put_varint(parts, 0x30, header.num_values)
-    _put_varint(parts, 0x38, header.sequence)
-    _put_varint(parts, 0x40, header.chunk_offset)
-    _put_varint(parts, 0x48, header.total_bytes)
-    _put_varint(parts, 0x50, header.dtype)
+    put_bytes(parts, b"\x0a", header.run_id.encode())
+    put_varint(parts, 0x10, header.term)
+    put_varint(parts, 0x18, header.step)
+    put_varint(parts, 0x20, header.micro_batch)
+    put_varint(parts, 0x28, header.value)
+    put_varint(parts, 0x30, header.num_values)
+    put_varint(parts, 0x38, header.sequence)
+    put_varint(parts, 0x40, header.chunk_offset)
+    put_varint(parts, 0x48, header.total_bytes)
+    put_varint(parts, 0x50, header.dtype)
     if header.shape:
         dimensions = bytearray()
         for dimension in header.shape:
-            _append_varint(dimensions, dimension)
-        _put_bytes(parts, b"\x5a", dimensions)
-    _put_varint(parts, 0x60, header.requires_grad)
-    _put_varint(parts, 0x68, header.is_no_gradient)
-    _put_varint(parts, 0x70, header.codec)
-    _put_bytes(parts, b"\x7a", header.structure.encode())
+            append_varint(dimensions, dimension)
+        put_bytes(parts, b"\x5a", dimensions)
+    put_varint(parts, 0x60, header.requires_grad)
+    put_varint(parts, 0x68, header.is_no_gradient)
+    put_varint(parts, 0x70, header.codec)
+    put_bytes(parts, b"\x7a", header.structure.encode())
+    if header.crc32c is not None:
+        parts += _CHECKSUM_TAG
+        parts += header.crc32c.to_bytes(4, "little")
     if len(payload):
         parts += _PAYLOAD_TAG
-        _append_varint(parts, len(payload))
+        append_varint(parts, len(payload))
     return b"".join((parts, payload))
 
 
@@ -109,7 +113,7 @@ def decode(data: bytes) -> tuple[FrameHeader, memoryview]:
     """The checked header and a view of the payload (of `data` itself when the layout is ours)."""
     try:
         header, payload = _decode_canonical(data)
-    except (_NotCanonicalError, IndexError):
+    except (NotCanonicalError, IndexError):
         header, payload = _decode_generated(data)
     except UnicodeDecodeError:
         raise PipesvcError(ErrorCode.BAD_FRAME, "a text field of a frame is not UTF-8") from None
@@ -117,78 +121,50 @@ def decode(data: bytes) -> tuple[FrameHeader, memoryview]:
     return header, payload
 
 
-def _put_varint(parts: bytearray, tag: int, value: int) -> None:
-    if value:
-        parts.append(tag)
-        _append_varint(parts, value)
-
-
-def _put_bytes(parts: bytearray, tag: bytes, value: bytes | bytearray) -> None:
-    if value:
-        parts += tag
-        _append_varint(parts, len(value))
-        parts += value
-
-
-def _append_varint(parts: bytearray, value: int) -> None:
-    if not 0 <= value <= _UINT64:
-        raise PipesvcError(ErrorCode.INTERNAL, f"{value} does not fit into a frame's field")
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    parts.append(value)
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The value and the index after it. IndexError when the data ends first."""
-    byte = data[at]
-    if byte < 0x80:
-        return byte, at + 1
-    value = byte & 0x7F
-    shift = 7
-    while shift < 64:
-        at += 1
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at + 1
-        shift += 7
-    raise _NotCanonicalError
-
-
 def _decode_canonical(data: bytes) -> tuple[FrameHeader, memoryview]:
-    """Read fields in ascending order, each at most once, the payload last and to the end."""
+    """Read fields in ascending order, each at most once, then the checksum, and the payload last and to the end."""
     values: Values = {}
-    payload = memoryview(b"")
     at, last_field, end = 0, 0, len(data)
     while at < end:
         tag = data[at]
         field = _FIELD_OF_TAG.get(tag, 0)
         if field <= last_field:
-            if data[at : at + 2] != _PAYLOAD_TAG:
-                raise _NotCanonicalError
-            length, at = _read_varint(data, at + 2)
-            if at + length != end:
-                raise _NotCanonicalError
-            payload = memoryview(data)[at:]
-            break
+            return _read_end(data, at, values)
         last_field = field
-        value, at = _read_varint(data, at + 1)
+        value, at = read_varint(data, at + 1)
         limit = _VARINT_LIMITS.get(field)
         if limit is None:
             stop = at + value
             if stop > end:
-                raise _NotCanonicalError
+                raise NotCanonicalError
             values[field] = data[at:stop]
             at = stop
         elif value <= limit:
             values[field] = value
         else:
-            raise _NotCanonicalError
-    return _header(values), payload
+            raise NotCanonicalError
+    return _header(values), memoryview(b"")
 
 
-def _header(values: Values) -> FrameHeader:
+def _read_end(data: bytes, at: int, values: Values) -> tuple[FrameHeader, memoryview]:
+    """What follows the fields below the payload's: the checksum and the payload, one of them or both."""
+    crc32c = None
+    if data[at : at + 2] == _CHECKSUM_TAG:
+        at += 6
+        if at > len(data):
+            raise NotCanonicalError
+        crc32c = int.from_bytes(data[at - 4 : at], "little")
+        if at == len(data):
+            return _header(values, crc32c), memoryview(b"")
+    if data[at : at + 2] != _PAYLOAD_TAG:
+        raise NotCanonicalError
+    length, at = read_varint(data, at + 2)
+    if at + length != len(data):
+        raise NotCanonicalError
+    return _header(values, crc32c), memoryview(data)[at:]
+
+
+def _header(values: Values, crc32c: int | None = None) -> FrameHeader:
     def number(field: int) -> int:
         value = values.get(field, 0)
         assert isinstance(value, int)
@@ -215,6 +191,7 @@ def _header(values: Values) -> FrameHeader:
         is_no_gradient=bool(number(13)),
         codec=number(14),
         structure=data(15).decode(),
+        crc32c=crc32c,
     )
 
 
@@ -222,9 +199,9 @@ def _dimensions(data: bytes) -> tuple[int, ...]:
     dimensions = []
     at = 0
     while at < len(data):
-        dimension, at = _read_varint(data, at)
-        if dimension > _UINT64:
-            raise _NotCanonicalError
+        dimension, at = read_varint(data, at)
+        if dimension > MAX_UINT64:
+            raise NotCanonicalError
         dimensions.append(dimension)
     return tuple(dimensions)
 
@@ -251,6 +228,7 @@ def _decode_generated(data: bytes) -> tuple[FrameHeader, memoryview]:
         is_no_gradient=frame.is_no_gradient,
         codec=int(frame.codec),
         structure=frame.structure,
+        crc32c=frame.crc32c if frame.HasField("crc32c") else None,
     )
     return header, memoryview(frame.payload)
 

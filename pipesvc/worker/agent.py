@@ -147,6 +147,7 @@ class Agent:
                     door=self._door,
                     nursery=self._nursery,
                     upstream=self.outbox,
+                    has_checksums=self._settings.has_checksums,
                 )
                 self._runs[assignment.run_id] = run
                 self._idle.clear()

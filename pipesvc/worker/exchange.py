@@ -139,6 +139,7 @@ class Exchange:
         on_failed: Callable[[PipesvcError], None],
         on_client_lost: Callable[[PipesvcError], None],
         door: Door | None = None,
+        has_checksums: bool = True,
     ) -> None:
         self._run_id = run_id
         self._term = term
@@ -150,6 +151,7 @@ class Exchange:
         self._window_parcels = window_parcels
         self._door = door
         self._knocks: set[asyncio.Task[None]] = set()
+        self._has_checksums = has_checksums
         self._has_client_ended = False
         self._children: dict[types_pb2.Role, ChildExchange] = {}
         self._consumers: dict[int, ChildExchange] = {}
@@ -281,6 +283,7 @@ class Exchange:
                 token=self._token,
                 on_failed=self._on_failed,
                 on_door=partial(self._knock, link, child) if self._door is not None else None,
+                has_checksums=self._has_checksums,
             )
         return sender
 

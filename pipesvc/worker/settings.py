@@ -39,6 +39,8 @@ class WorkerSettings:
     """Where the coordinator's token lies; None: found by environment or by the address."""
     is_insecure: bool = False
     """Listen on an address that faces the network."""
+    has_checksums: bool = True
+    """Send a CRC-32C with every chunk of a tensor; those that arrive are checked in any case."""
     coordinator_wait_s: float = 600.0
     """How long to dial a coordinator that is not there, at the start and later."""
 

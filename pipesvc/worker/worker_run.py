@@ -70,6 +70,7 @@ class WorkerRun:
         door: Door | None,
         nursery: NurseryClient,
         upstream: Upstream,
+        has_checksums: bool = True,
     ) -> None:
         assignment = start.assignment
         self.run_id: Final = assignment.run_id
@@ -94,6 +95,7 @@ class WorkerRun:
             on_failed=self._link_failed,
             on_client_lost=self._client_lost,
             door=None if assignment.job.strategy.forces_grpc else door,
+            has_checksums=has_checksums,
         )
         try:
             self._dir = Path(tempfile.mkdtemp(prefix="run-", dir=parent_dir))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -124,7 +125,7 @@ class Sending:
     acknowledged: list[int] = field(default_factory=list)
     num_sent: int = 0
 
-    def send(self, content: bytes, *, value: int = 0, num_values: int = 1, micro_batch: int = 0) -> None:
+    def send(self, content: bytes | mmap.mmap, *, value: int = 0, num_values: int = 1, micro_batch: int = 0) -> None:
         """A uint8 tensor; its place in the order of sending is noted when it is acknowledged."""
         index = self.num_sent
         self.num_sent += 1
@@ -152,6 +153,7 @@ async def sending(
     term: int = TERM,
     token: str = TOKEN,
     lost_after_s: float = 10.0,
+    has_checksums: bool = True,
 ) -> AsyncIterator[Sending]:
     failures: list[PipesvcError] = []
     sender = LinkSender(
@@ -162,6 +164,7 @@ async def sending(
         token=token,
         on_failed=failures.append,
         lost_after_s=lost_after_s,
+        has_checksums=has_checksums,
     )
     try:
         yield Sending(sender, failures)
@@ -181,6 +184,7 @@ class Proxy:
         self.num_connections = 0
         self.num_cuts = 0
         self.is_deaf = False  # answers of the target are thrown away
+        self.changes: list[tuple[bytes, bytes]] = []  # on the way to the target, each once, in one piece that was read
         self.refuses = False
         self.address = target
 
@@ -234,6 +238,8 @@ class Proxy:
                 if budget < 0:
                     self.cut()
                     return
+            if self.changes and not is_answer and self.changes[0][0] in data:
+                data = data.replace(*self.changes.pop(0), 1)
             writer.write(data)
             await writer.drain()
         writer.close()

@@ -15,6 +15,7 @@ from pipesvc.net import channels, options, reports, servers
 from pipesvc.net.addresses import parse
 from pipesvc.net.link_sender import link_metadata
 from pipesvc.rpc.v1 import data_pb2, data_pb2_grpc, types_pb2
+from pipesvc.wire.checksum import crc32c
 from tests.contract.link_harness import FORWARD, RUN, TERM, TOKEN, Receiver, receiver, sending, until
 
 
@@ -111,6 +112,17 @@ async def test_parcel_beyond_the_credit_is_refused() -> None:
 
 
 @pytest.mark.asyncio
+async def test_checksums_of_others_are_checked_too() -> None:
+    async with receiver() as there:
+        await exchange(there, frame(1, b"abc", crc32c=crc32c(memoryview(b"abc"))), frame(2, b"", crc32c=0))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await exchange(there, frame(3, b"abc", crc32c=1))
+        assert there.sink.contents == [b"abc", b""]
+    assert caught.value.code() is grpc.StatusCode.DATA_LOSS
+    assert reports.report_of(caught.value) is None
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("key", ["pipesvc-run", "pipesvc-term", "pipesvc-link"])
 async def test_metadata_must_name_the_link(key: str) -> None:
     metadata = tuple(item for item in link_metadata(FORWARD, RUN, TERM) if item[0] != key)
@@ -154,7 +166,7 @@ async def test_sender_is_understood_by_the_generated_servicer() -> None:
     await server.stop(None)
     common = {"micro_batch": 5, "num_values": 2, "requires_grad": True}
     assert servicer.frames == [
-        frame(1, b"abc", structure="[0]", **common),
+        frame(1, b"abc", structure="[0]", crc32c=crc32c(memoryview(b"abc")), **common),
         frame(2, b"", value=1, **common),
     ]
     expected = {"pipesvc-run": RUN, "pipesvc-term": "3", "pipesvc-link": "0>1/activation"}

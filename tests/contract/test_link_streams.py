@@ -49,7 +49,7 @@ async def test_header_arrives_as_it_was_given() -> None:
     def ignore() -> None:
         pass
 
-    async with receiver() as there, sending(there.address) as here:
+    async with receiver() as there, sending(there.address, has_checksums=False) as here:
         here.sender.send(
             OutgoingTensor(
                 step=7,

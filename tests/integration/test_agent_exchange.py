@@ -15,6 +15,7 @@ from pipesvc.net import options, servers
 from pipesvc.net.addresses import Address
 from pipesvc.net.link_service import LinkService
 from pipesvc.rpc.v1 import local_pb2, types_pb2, worker_pb2
+from pipesvc.wire.frames import FrameHeader
 from pipesvc.wire.links import Link
 from pipesvc.worker.doors import Door
 from pipesvc.worker.exchange import Exchange
@@ -29,7 +30,8 @@ LARGE_BYTES = NUM_LARGE * 4
 class HalfAgent:
     """The data side of an agent with one child, in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_checksums: bool = True) -> None:
+        self._has_checksums = has_checksums
         self.service = LinkService()
         self._server = servers.make_server(token=None, server_options=options.DATA_SERVER)
         self.service.add_to(self._server)
@@ -37,6 +39,7 @@ class HalfAgent:
         self.failures: list[PipesvcError] = []
         self.reported = asyncio.Event()
         self.exchange: Any = None
+        self.num_checksums = 0  # of the tensors that came
 
     async def open(self, addresses: dict[int, str], arguments: list[str], *, has_door: bool = False) -> None:
         await self._server.start()
@@ -57,7 +60,15 @@ class HalfAgent:
             on_failed=self.failures.append,
             on_client_lost=self.failures.append,
             door=self.door,
+            has_checksums=self._has_checksums,
         )
+        deliver = self.exchange.deliver
+
+        def counted(link: Link, header: FrameHeader, view: memoryview) -> None:
+            self.num_checksums += header.crc32c is not None
+            deliver(link, header, view)
+
+        self.exchange.deliver = counted
         self.exchange.add(EXECUTOR, self, [["first", "second"].index(arguments[0])])
 
     def send(self, message: local_pb2.ToChild, descriptors: tuple[int, ...] = ()) -> None:
@@ -90,7 +101,7 @@ def _count(counts: list[worker_pb2.LinkCount], link: Link) -> worker_pb2.LinkCou
 async def test_parcels_arrive_in_order_and_all_segments_come_back(doors: tuple[bool, bool]) -> None:
     """Each way of a link, and an agent that knows the shorter one beside one that does not."""
     num_parcels = 12
-    first, second = HalfAgent(), HalfAgent()
+    first, second = HalfAgent(has_checksums=True), HalfAgent(has_checksums=False)
     addresses = {0: first.address, 1: second.address}
     try:
         await first.open(addresses, ["first", str(num_parcels)], has_door=doors[0])
@@ -111,6 +122,9 @@ async def test_parcels_arrive_in_order_and_all_segments_come_back(doors: tuple[b
             assert {forward.way, backward.way} == {types_pb2.LINK_WAY_GRPC}
             assert forward.num_frames == num_parcels * 4
             assert LARGE_BYTES * num_parcels < forward.wire_bytes < LARGE_BYTES * num_parcels * 1.01
+            assert first.num_checksums == 0
+            assert second.num_checksums > 0
+        assert forward.coded_bytes == forward.tensor_bytes
     finally:
         await first.close()
         await second.close()

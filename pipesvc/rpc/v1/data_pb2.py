@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pipesvc.rpc.v1 import types_pb2 as pipesvc_dot_rpc_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pipesvc/rpc/v1/data.proto\x12\x0epipesvc.rpc.v1\x1a\x1apipesvc/rpc/v1/types.proto\"\xdc\x02\n\x05\x46rame\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x13\n\x0bmicro_batch\x18\x04 \x01(\r\x12\r\n\x05value\x18\x05 \x01(\r\x12\x12\n\nnum_values\x18\x06 \x01(\r\x12\x10\n\x08sequence\x18\x07 \x01(\x04\x12\x14\n\x0c\x63hunk_offset\x18\x08 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\t \x01(\x04\x12*\n\x05\x64type\x18\n \x01(\x0e\x32\x1b.pipesvc.rpc.v1.ElementType\x12\r\n\x05shape\x18\x0b \x03(\x04\x12\x15\n\rrequires_grad\x18\x0c \x01(\x08\x12\x16\n\x0eis_no_gradient\x18\r \x01(\x08\x12$\n\x05\x63odec\x18\x0e \x01(\x0e\x32\x15.pipesvc.rpc.v1.Codec\x12\x11\n\tstructure\x18\x0f \x01(\t\x12\x0f\n\x07payload\x18\x10 \x01(\x0c\"P\n\tLinkReply\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x01 \x01(\x04\x12\x16\n\x0e\x63redit_parcels\x18\x02 \x01(\x04\x12\x0c\n\x04\x64oor\x18\x03 \x01(\t2L\n\x0bLinkService\x12=\n\x05\x43\x61rry\x12\x15.pipesvc.rpc.v1.Frame\x1a\x19.pipesvc.rpc.v1.LinkReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pipesvc/rpc/v1/data.proto\x12\x0epipesvc.rpc.v1\x1a\x1apipesvc/rpc/v1/types.proto\"\xfc\x02\n\x05\x46rame\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x13\n\x0bmicro_batch\x18\x04 \x01(\r\x12\r\n\x05value\x18\x05 \x01(\r\x12\x12\n\nnum_values\x18\x06 \x01(\r\x12\x10\n\x08sequence\x18\x07 \x01(\x04\x12\x14\n\x0c\x63hunk_offset\x18\x08 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\t \x01(\x04\x12*\n\x05\x64type\x18\n \x01(\x0e\x32\x1b.pipesvc.rpc.v1.ElementType\x12\r\n\x05shape\x18\x0b \x03(\x04\x12\x15\n\rrequires_grad\x18\x0c \x01(\x08\x12\x16\n\x0eis_no_gradient\x18\r \x01(\x08\x12$\n\x05\x63odec\x18\x0e \x01(\x0e\x32\x15.pipesvc.rpc.v1.Codec\x12\x11\n\tstructure\x18\x0f \x01(\t\x12\x0f\n\x07payload\x18\x10 \x01(\x0c\x12\x13\n\x06\x63rc32c\x18\x11 \x01(\x07H\x00\x88\x01\x01\x42\t\n\x07_crc32c\"P\n\tLinkReply\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x01 \x01(\x04\x12\x16\n\x0e\x63redit_parcels\x18\x02 \x01(\x04\x12\x0c\n\x04\x64oor\x18\x03 \x01(\t2L\n\x0bLinkService\x12=\n\x05\x43\x61rry\x12\x15.pipesvc.rpc.v1.Frame\x1a\x19.pipesvc.rpc.v1.LinkReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,9 +33,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pipesvc.rpc.v1.data_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FRAME']._serialized_start=74
-  _globals['_FRAME']._serialized_end=422
-  _globals['_LINKREPLY']._serialized_start=424
-  _globals['_LINKREPLY']._serialized_end=504
-  _globals['_LINKSERVICE']._serialized_start=506
-  _globals['_LINKSERVICE']._serialized_end=582
+  _globals['_FRAME']._serialized_end=454
+  _globals['_LINKREPLY']._serialized_start=456
+  _globals['_LINKREPLY']._serialized_end=536
+  _globals['_LINKSERVICE']._serialized_start=538
+  _globals['_LINKSERVICE']._serialized_end=614
 # @@protoc_insertion_point(module_scope)

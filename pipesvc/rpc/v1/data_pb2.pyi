@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Frame(_message.Message):
-    __slots__ = ("run_id", "term", "step", "micro_batch", "value", "num_values", "sequence", "chunk_offset", "total_bytes", "dtype", "shape", "requires_grad", "is_no_gradient", "codec", "structure", "payload")
+    __slots__ = ("run_id", "term", "step", "micro_batch", "value", "num_values", "sequence", "chunk_offset", "total_bytes", "dtype", "shape", "requires_grad", "is_no_gradient", "codec", "structure", "payload", "crc32c")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class Frame(_message.Message):
     CODEC_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     term: int
     step: int
@@ -41,7 +42,8 @@ class Frame(_message.Message):
     codec: _types_pb2.Codec
     structure: str
     payload: bytes
-    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., micro_batch: _Optional[int] = ..., value: _Optional[int] = ..., num_values: _Optional[int] = ..., sequence: _Optional[int] = ..., chunk_offset: _Optional[int] = ..., total_bytes: _Optional[int] = ..., dtype: _Optional[_Union[_types_pb2.ElementType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., requires_grad: _Optional[bool] = ..., is_no_gradient: _Optional[bool] = ..., codec: _Optional[_Union[_types_pb2.Codec, str]] = ..., structure: _Optional[str] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    crc32c: int
+    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., micro_batch: _Optional[int] = ..., value: _Optional[int] = ..., num_values: _Optional[int] = ..., sequence: _Optional[int] = ..., chunk_offset: _Optional[int] = ..., total_bytes: _Optional[int] = ..., dtype: _Optional[_Union[_types_pb2.ElementType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., requires_grad: _Optional[bool] = ..., is_no_gradient: _Optional[bool] = ..., codec: _Optional[_Union[_types_pb2.Codec, str]] = ..., structure: _Optional[str] = ..., payload: _Optional[bytes] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class LinkReply(_message.Message):
     __slots__ = ("acknowledged_sequence", "credit_parcels", "door")

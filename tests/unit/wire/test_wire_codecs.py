@@ -77,7 +77,7 @@ def test_n30_the_error_of_every_element_is_within_its_bound(codec: int, num: int
 )
 def test_n30_int8_keeps_its_bound_for_whatever_is_finite(values: list[float], dtype: torch.dtype) -> None:
     tensor = torch.tensor(values).to(dtype)
-    if not tensor.isfinite().all() or codecs.codec_for(INT8, tensor) == NONE:
+    if not tensor.isfinite().all() or tensor.abs().max() > 3.4e38 or codecs.codec_for(INT8, tensor) == NONE:
         return
     decoded = round_trip(tensor, INT8)
     assert bool(decoded.isfinite().all())
@@ -112,6 +112,14 @@ def test_n30_what_is_not_finite_is_seen_so_and_spoils_no_neighbour(codec: int, v
         assert torch.equal(decoded[1, 5].nan_to_num(), tensor[1, 5].bfloat16().float().nan_to_num())
     else:
         assert not codecs.encode(tensor, codec, room)
+
+
+def test_n30_int8_makes_no_infinity_of_the_largest_numbers() -> None:
+    largest = torch.tensor([0.0, torch.finfo(torch.float32).max])
+    assert not codecs.encode(largest, INT8, memoryview(bytearray(6)))
+    for dtype in (torch.float16, torch.bfloat16):
+        exact = torch.tensor([0.0, torch.finfo(dtype).max, 0.0, 0.0, 0.0], dtype=dtype)
+        assert torch.equal(round_trip(exact, INT8), exact)
 
 
 def test_fp16_overflows_nothing() -> None:

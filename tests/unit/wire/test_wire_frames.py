@@ -15,6 +15,7 @@ from pipesvc.rpc.v1 import data_pb2, types_pb2
 from pipesvc.wire import frames
 from pipesvc.wire.elements import ELEMENT_BYTES, total_bytes
 from pipesvc.wire.frames import FrameHeader, decode, encode
+from pipesvc.wire.varints import NotCanonicalError
 
 FIELDS = [
     "run_id", "term", "step", "micro_batch", "value", "num_values", "sequence", "chunk_offset", "total_bytes", "dtype",
@@ -93,8 +94,8 @@ def test_golden_bytes() -> None:
 
 
 def test_all_fields_of_the_contract_are_covered() -> None:
-    assert [field.name for field in data_pb2.Frame.DESCRIPTOR.fields] == [*FIELDS, "payload"]
-    assert set(FrameHeader.__dataclass_fields__) == set(FIELDS)
+    assert [field.name for field in data_pb2.Frame.DESCRIPTOR.fields] == [*FIELDS, "payload", "crc32c"]
+    assert set(FrameHeader.__dataclass_fields__) == {*FIELDS, "crc32c"}
 
 
 @settings(deadline=None)
@@ -245,12 +246,12 @@ def check_against_generated(data: bytes) -> None:
     try:
         expected = data_pb2.Frame.FromString(data)
     except DecodeError:
-        with pytest.raises((frames._NotCanonicalError, IndexError, UnicodeDecodeError)):
+        with pytest.raises((NotCanonicalError, IndexError, UnicodeDecodeError)):
             frames._decode_canonical(data)
         return
     try:
         header, payload = frames._decode_canonical(data)
-    except (frames._NotCanonicalError, IndexError):
+    except (NotCanonicalError, IndexError):
         return
     for name in FIELDS:
         value = getattr(expected, name)
@@ -270,8 +271,7 @@ def test_damaged_frames_are_judged_as_the_generated_class_does(
     parts: tuple[FrameHeader, bytes], data: st.DataObject
 ) -> None:
     whole = bytearray(encode(*parts))
-    at = data.draw(st.integers(0, len(whole) - 1))
-    whole[at] = data.draw(st.integers(0, 255))
+    whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(whole[: data.draw(st.integers(0, len(whole)))])
     check_against_generated(damaged)
     try:
