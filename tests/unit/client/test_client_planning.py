@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipesvc.client.job import ScheduleFile, Strategy
+from pipesvc.client.job import Codec, ScheduleFile, Strategy
 from pipesvc.client.plan_view import plan_text
 from pipesvc.client.planning import Crew, crew_of, plan_job, strategy_of
 from pipesvc.client.spec import make_submission, measurable
@@ -83,6 +83,11 @@ def test_an_open_cut_gives_the_faster_worker_more() -> None:
     assert planned.strategy.is_open is False
     uniform = plan_job(job(num_stages=2), TWO, crew("a", "b"))
     assert planned.report.step_s < uniform.report.step_s
+
+
+def test_codecs_are_kept_in_what_is_planned() -> None:
+    codec = Codec(activations="int8", links={"0>1": Codec()})
+    assert plan_job(job(boundaries="auto", codec=codec), TWO, crew("a", "b")).strategy.codec == codec
 
 
 def test_a_method_by_name_cuts_by_that_name() -> None:

@@ -99,6 +99,13 @@ def test_n30_zeros_and_the_smallest_numbers_are_no_division_by_zero(codec: int) 
     assert bool((smallest.abs() <= 2.0**-126).all())
 
 
+def test_n30_no_scale_is_too_small_to_divide_by() -> None:
+    for value in (0.0, 1e-45, 1e-38):
+        view = memoryview(bytearray(payload_bytes(INT8, types_pb2.ELEMENT_TYPE_FLOAT32, (300,))))
+        assert codecs.encode(torch.full((300,), value), INT8, view)
+        assert torch.frombuffer(view, dtype=torch.float32, count=2).tolist() == [2.0**-126] * 2
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("codec", CODED, ids=codec_name)
 def test_n30_what_is_not_finite_is_seen_so_and_spoils_no_neighbour(codec: int, value: float) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire.elements import payload_bytes
-from pipesvc.worker.port import INLINE_PAYLOAD_BYTES, Port
+from pipesvc.worker.parcels import INLINE_PAYLOAD_BYTES
+from pipesvc.worker.port import Port
 from tests.unit.worker.test_port import LARGE, LINK, Peer, _one_parcel, pair
 
 __all__ = ["pair"]
@@ -96,6 +97,7 @@ def test_n30_a_tensor_that_is_not_finite_arrives_bit_for_bit(pair: tuple[Port, P
         assert coded.codec == INT8
         assert torch.equal(found, torch.ones(num))
         settle(port, peer)
+        assert port._parcels.num_segments_in_use == 0
 
 
 def test_segments_of_coded_tensors_come_back_at_once(pair: tuple[Port, Peer]) -> None:
