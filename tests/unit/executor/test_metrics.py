@@ -44,7 +44,7 @@ def test_a_metric_that_fails_is_nan_and_says_why_once_while_training_goes_on(
 ) -> None:
     monkeypatch.setattr("tests.unit.executor.test_evaluation.spread", metric)
     setup = MeasuringSetup(make_layers=noisy_layers, cuts=(2,), loss=torch.nn.functional.cross_entropy)
-    found = train_with_evaluations(setup, random_batches(2, 1), random_batches(2, 2))
+    found = train_with_evaluations(setup, random_batches(2, 1), random_batches(2, 2), is_repeated=False)
     assert all(math.isfinite(loss) and math.isnan(value) for each in found for loss, value in each)
     [warning] = WARNINGS
     assert warning.startswith(said)
@@ -56,7 +56,7 @@ def test_a_metric_that_fails_later_keeps_the_numbers_before(monkeypatch: pytest.
     fails_late.num_calls = 0  # type: ignore[attr-defined]
     monkeypatch.setattr("tests.unit.executor.test_evaluation.spread", fails_late)
     setup = MeasuringSetup(make_layers=noisy_layers, cuts=(2,), loss=torch.nn.functional.cross_entropy)
-    found = train_with_evaluations(setup, random_batches(2, 1), random_batches(1, 2))
+    found = train_with_evaluations(setup, random_batches(2, 1), random_batches(1, 2), is_repeated=False)
     assert found[0][0][1] == 0.5
     assert math.isnan(found[1][0][1])
     [warning] = WARNINGS

@@ -102,10 +102,12 @@ def test_n24_nothing_is_sent_back_for_a_mask(dtype: torch.dtype, monkeypatch: py
     sent: dict[str, list[Any]] = {}
     send = MemoryPort.send_gradients
 
-    def noted(port: MemoryPort, link: Link, step: int, micro_batch: int, gradients: Sequence[Tensor | None]) -> None:
+    def noted(
+        port: MemoryPort, link: Link, step: int, micro_batch: int, gradients: Sequence[Tensor | None], codec: int
+    ) -> None:
         shapes = [None if each is None else tuple(each.shape) for each in gradients]
         sent.setdefault(str(link), []).append(shapes)
-        send(port, link, step, micro_batch, gradients)
+        send(port, link, step, micro_batch, gradients, codec)
 
     monkeypatch.setattr(MemoryPort, "send_gradients", noted)
     train_both(Setup(make_layers=tree_layers, cuts=(1, 2)), dict_batches(mask_dtype=dtype))
