@@ -236,6 +236,7 @@ def test_the_commands_and_their_options_are_these(command: Command) -> None:
             "--token-file",
             "--insecure",
             "--coordinator-wait",
+            "--no-checksum",
         },
         "submit": {"--run-id", "--plan", "--resume", "--coordinator", "--token-file"},
         "plan": {"--json", "--out", "--gantt", "--svg", "--plan", "--compare", "--coordinator", "--token-file"},
