@@ -125,9 +125,8 @@ for number in os.listdir("/proc/self/fd"):
     inherited_by_all = [name for name in one["fds"] if name in other["fds"]]
     assert kinds[0].count("socket") == kinds[1].count("socket") == 1
     assert kinds[0].count("pipe") == kinds[1].count("pipe") == 2
-    assert (
-        kinds[0].count("anon_inode") == kinds[1].count("anon_inode") == 1
-    )  # what its port waits with; all have one name
+    # What its port waits with; all of these have one name.
+    assert kinds[0].count("anon_inode") == kinds[1].count("anon_inode") == 1
     assert not any(name.startswith(("socket", "pipe")) for name in inherited_by_all)
     assert "/dev/null" in nursery
 
