@@ -81,11 +81,12 @@ class Door:
             async with asyncio.timeout(GREETING_S):
                 data = await asyncio.get_running_loop().sock_recv(sock, _MAX_BYTES)
             refusal = self._refusal(sock, data)
-            sock.send(local_pb2.Knocked(refusal=refusal, is_admitted=not refusal).SerializeToString())
             if not refusal:
                 knock = local_pb2.Knock.FromString(data)
                 _widen(sock)
                 self._runs[knock.run_id].admit(Link.from_message(knock.link), sock)
+            # Last, for who is told that it is admitted sends tensors: if nobody took its link, the socket just ends.
+            sock.send(local_pb2.Knocked(refusal=refusal, is_admitted=not refusal).SerializeToString())
 
     def _refusal(self, sock: socket.socket, data: bytes) -> str:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

@@ -33,8 +33,6 @@ class PeerEnd:
         self._is_gone = False
         self.awaits_kernel = False
         """What waits may go when the socket can be written to."""
-        self.was_awaiting = False
-        """As it was when the port last asked."""
 
     def fileno(self) -> int:
         return self._socket.fileno()

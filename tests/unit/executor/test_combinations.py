@@ -6,7 +6,7 @@ the plain loop. Deferred statistics are compared with those of one stage, of whi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
@@ -159,14 +159,6 @@ CASES = [
     (name, schedule, KINDS[(one + other) % 2])
     for (one, name), (other, schedule) in product(enumerate(JOBS), enumerate(OWNERS))
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def assert_as_one_process(setup: AnySetup, batches: Sequence[Batch]) -> Cluster:
