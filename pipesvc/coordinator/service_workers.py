@@ -16,6 +16,7 @@ from pipesvc.coordinator.hub import Hub
 from pipesvc.coordinator.limits import BEAT_INTERVAL_S, BEAT_TIMEOUT_S
 from pipesvc.coordinator.outbox import Session
 from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.net.ending import end
 from pipesvc.net.reports import abort_with, from_message
 from pipesvc.rpc.v1 import worker_pb2, worker_pb2_grpc
 
@@ -46,18 +47,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def _converse(self, session: Session, context: Context) -> PipesvcError | None:
         """Until one side ends; returns the error to end with, if it is this one."""
-        tasks: set[asyncio.Future[Any]] = set()
+        tasks: list[asyncio.Task[None]] = []
         try:
             await context.write(worker_pb2.AttachResponse(welcome=self._welcome()))
             reader = asyncio.create_task(self._read(session, context))
             writer = asyncio.create_task(_write(session, context))
-            tasks = {reader, writer, session.ended}
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            tasks = [reader, writer]
+            waited: list[asyncio.Future[Any]] = [*tasks, session.ended]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._hub.detach(session)
-            for task in tasks - {session.ended}:
-                task.cancel()
-            await asyncio.gather(*(tasks - {session.ended}), return_exceptions=True)
+            await end(tasks)
         return PipesvcError.of(from_message(session.ended.result())) if session.ended.done() else None
 
     async def _read(self, session: Session, context: Context) -> None:

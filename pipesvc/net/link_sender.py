@@ -11,8 +11,7 @@ All methods belong to the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeAlias
@@ -24,6 +23,7 @@ from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.net import options
 from pipesvc.net.addresses import Address
 from pipesvc.net.channels import Metadata, aio_channel, auth_metadata
+from pipesvc.net.ending import end, forget_frames
 from pipesvc.net.link_counts import LinkCounts, LinkTally
 from pipesvc.net.outgoing import Acknowledged, OutgoingTensor
 from pipesvc.net.reports import report_of, status_and_text
@@ -136,7 +136,7 @@ class LinkSender:
     async def close(self) -> None:
         """End at once; what is not acknowledged stays so, and no callback comes any more."""
         self._end()
-        await _end([self._task])
+        await end([self._task])
         await self._channel.close(None)
 
     def _end(self) -> None:
@@ -153,6 +153,8 @@ class LinkSender:
             failure = PipesvcError(error.code, f"{self._name}: {known.message}", advice=known.advice, where=known.where)
         except Exception as error:
             failure = PipesvcError(ErrorCode.INTERNAL, f"{self._name}: {type(error).__name__}: {error}")
+        if self._is_ended:
+            return
         self._end()
         self._on_failed(failure.at(Where(run_id=self._run_id)))
 
@@ -166,10 +168,10 @@ class LinkSender:
                 why = "the receiver ended the stream"
             except TimeoutError as error:
                 why = "no answer"
-                _forget_frames(error)
+                forget_frames(error)
             except grpc.aio.AioRpcError as error:
                 why = _curable(error)
-                _forget_frames(error)
+                forget_frames(error)
             if self._is_connected:
                 self._is_connected = False
                 deadline, pause_s = clock() + self._lost_after_s, _FIRST_PAUSE_S
@@ -206,7 +208,7 @@ class LinkSender:
         finally:
             self._state.closed()
             call.cancel()
-            await _end(tasks)
+            await end(tasks)
 
     async def _read(self, call: _Call) -> None:
         while isinstance(reply := await call.read(), bytes):
@@ -245,24 +247,6 @@ class LinkSender:
         if self._state.num_unacknowledged == 0:
             self._emptied.set()
         self._wake.set()
-
-
-async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel, and wait for the end; what the tasks raised is dropped."""
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        await asyncio.wait([task])
-        try:
-            _forget_frames(task.exception())
-        except asyncio.CancelledError as cancelled:  # the task keeps it until it is asked
-            _forget_frames(cancelled)
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """Frames of what ended a stream hold the call, and that its socket, until the collector of cycles comes by."""
-    if error is not None:
-        traceback.clear_frames(error.__traceback__)
 
 
 def link_metadata(link: Link, run_id: str, term: int) -> Metadata:

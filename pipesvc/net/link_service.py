@@ -21,6 +21,7 @@ import grpc.aio
 
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.net.corruption import CorruptError, Corruption
+from pipesvc.net.ending import end
 from pipesvc.net.reports import abort_with
 from pipesvc.net.servers import is_same_token, presented_token
 from pipesvc.rpc.v1 import data_pb2
@@ -220,11 +221,9 @@ class _Stream:
         try:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
             # What gRPC raised here says that the stream is over, and then nobody is left to hear it.
             self._watch_for_loss()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(tasks)
         return self._ended.result() if self._ended.done() else None
 
     def _watch_for_loss(self) -> None:

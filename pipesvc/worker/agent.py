@@ -22,6 +22,7 @@ from pipesvc import lifeline
 from pipesvc.errors import ErrorCode, PipesvcError, Where
 from pipesvc.net import loops, options, reports, servers, tokens
 from pipesvc.net.addresses import parse
+from pipesvc.net.ending import end
 from pipesvc.net.link_service import LinkService
 from pipesvc.rpc.v1 import local_pb2, worker_pb2
 from pipesvc.worker import identity, work_dir
@@ -236,10 +237,7 @@ async def _work(agent: Agent, session: Session) -> None:
         await agent.close()
         if not talking.done():
             await agent.outbox.emptied(FLUSH_S)
-        for task in (ending, talking):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, PipesvcError):
-                await task
+        await end((ending, talking))
         unwatch()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

@@ -231,8 +231,7 @@ class Exchange:
         for task in list(self._knocks):
             task.cancel()
         await asyncio.gather(*self._knocks, return_exceptions=True)
-        for sender in self._senders.values():
-            await sender.close()
+        await asyncio.gather(*(sender.close() for sender in self._senders.values()))
         for child in self._children.values():
             child.close()
 

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from pipesvc.errors import PipesvcError
 from pipesvc.net.addresses import parse
+from pipesvc.net.ending import end
 from pipesvc.net.probe import problem_at
 from pipesvc.rpc.v1 import worker_pb2
 
@@ -37,9 +38,7 @@ class PeerProber:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
 
     async def _answer(self, request: worker_pb2.ProbePeers) -> None:
         limit_s = request.timeout_ms / 1000

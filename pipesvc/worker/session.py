@@ -22,6 +22,7 @@ import grpc
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.net import channels, reports
 from pipesvc.net.addresses import Address
+from pipesvc.net.ending import end
 from pipesvc.rpc.v1 import worker_pb2, worker_pb2_grpc
 
 WELCOME_WAIT_S: Final = 10.0
@@ -195,9 +196,7 @@ class Session:
             async for response in responses:
                 self._host.command(response)
         finally:
-            writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError, asyncio.InvalidStateError, grpc.RpcError):
-                await writer
+            await end([writer])
 
     async def _greet(
         self, call: Any, register: worker_pb2.Register, responses: AsyncIterator[worker_pb2.AttachResponse]

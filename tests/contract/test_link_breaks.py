@@ -6,11 +6,26 @@ import asyncio
 import random
 import time
 
+import grpc.aio
 import pytest
 
-from pipesvc.errors import ErrorCode
+from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.net.addresses import parse
+from pipesvc.net.link_sender import LinkSender
 from pipesvc.net.options import DATA_MESSAGE_BYTES
-from tests.contract.link_harness import BACKWARD, FORWARD, RUN, Proxy, noise, receiver, sending, until
+from tests.contract.link_harness import (
+    BACKWARD,
+    FORWARD,
+    LIMIT_S,
+    RUN,
+    TERM,
+    TOKEN,
+    Proxy,
+    noise,
+    receiver,
+    sending,
+    until,
+)
 
 
 @pytest.mark.asyncio
@@ -183,3 +198,46 @@ async def test_f17_link_that_comes_back_and_link_of_a_closed_run_are_not_told() 
 
 def test_message_cap_is_a_chunk_and_its_header() -> None:
     assert DATA_MESSAGE_BYTES == (1 << 20) + (64 << 10)
+
+
+class _CallThatLosesACancellation:
+    """As a call of grpc.aio whose refusal comes in the turn in which its reader is cancelled."""
+
+    async def read(self) -> bytes:
+        try:
+            await asyncio.sleep(LIMIT_S)
+        except asyncio.CancelledError:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.NOT_FOUND, nothing, nothing, "", "") from None
+        raise AssertionError("nobody closed the link")
+
+    def cancel(self) -> bool:
+        return True
+
+
+@pytest.mark.asyncio
+async def test_link_closed_in_the_moment_of_a_refusal_ends_and_does_not_dial_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failures: list[PipesvcError] = []
+    sender = LinkSender(
+        link=FORWARD,
+        run_id=RUN,
+        term=TERM,
+        address=parse("127.0.0.1:1"),
+        token=TOKEN,
+        on_failed=failures.append,
+    )
+    calls: list[_CallThatLosesACancellation] = []
+
+    def open_call(metadata: object) -> _CallThatLosesACancellation:
+        calls.append(_CallThatLosesACancellation())
+        return calls[-1]
+
+    monkeypatch.setattr(sender, "_open", open_call)
+    await until(lambda: len(calls) == 1, "the link dials")
+    began = asyncio.get_running_loop().time()
+    await sender.close()
+    # It dialled on until the link was lost, 10 s later.
+    assert asyncio.get_running_loop().time() - began < 5.0
+    assert failures == []
