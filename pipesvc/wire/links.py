@@ -7,8 +7,7 @@ and reads it the same way. Endpoints are stage indices; the feeder and the clien
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from pipesvc.errors import ErrorCode, PipesvcError
 from pipesvc.rpc.v1 import types_pb2
@@ -26,20 +25,27 @@ _KINDS: Final = {name: number for number, name in KIND_NAMES.items()}
 _TEXT: Final = re.compile(r"(feeder|client|0|[1-9][0-9]{0,8})>(feeder|client|0|[1-9][0-9]{0,8})/([a-z]+)")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Link:
-    """`kind` is a number of LinkKind. The text form is "0>1/activation", "feeder>0/input", "client>feeder/stream"."""
-
+class _Fields(NamedTuple):
     producer: int
     consumer: int
     kind: int
 
-    def __post_init__(self) -> None:
-        if self.kind not in KIND_NAMES:
-            raise PipesvcError(ErrorCode.BAD_FRAME, f"unknown link kind number {self.kind}")
-        for endpoint in (self.producer, self.consumer):
+
+class Link(_Fields):
+    """`kind` is a number of LinkKind. The text form is "0>1/activation", "feeder>0/input", "client>feeder/stream".
+
+    A tuple, because every parcel is looked up by its link many times, and a tuple's hash is not computed in Python.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, producer: int, consumer: int, kind: int) -> Link:
+        if kind not in KIND_NAMES:
+            raise PipesvcError(ErrorCode.BAD_FRAME, f"unknown link kind number {kind}")
+        for endpoint in (producer, consumer):
             if endpoint < CLIENT:
                 raise PipesvcError(ErrorCode.BAD_FRAME, f"unknown link endpoint number {endpoint}")
+        return super().__new__(cls, producer, consumer, kind)
 
     def __str__(self) -> str:
         return f"{endpoint_name(self.producer)}>{endpoint_name(self.consumer)}/{KIND_NAMES[self.kind]}"

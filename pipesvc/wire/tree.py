@@ -25,12 +25,16 @@ Leaf = TypeVar("Leaf")
 MAX_STRUCTURE_BYTES: Final = 48 << 10  # fits into the header of a frame
 MAX_DEPTH: Final = 32
 MAX_INT_BITS: Final = 64
+# What nearly every parcel is needs no parsing.
+_ONE_TENSOR: Final = '["tensor"]'
 
 _ADVICE: Final = "Allowed are tensors in dicts with str keys, lists and tuples, beside None, bool, int, float and str."
 
 
 def flatten(value: Any, is_leaf: Callable[[Any], bool]) -> tuple[str, list[Any]]:
     """The structure as JSON (ASCII) and the leaves in its order."""
+    if is_leaf(value):
+        return _ONE_TENSOR, [value]
     leaves: list[Any] = []
     structure = json.dumps(_describe(value, is_leaf, leaves, "value", 0), separators=(",", ":"))
     if len(structure) > MAX_STRUCTURE_BYTES:
@@ -44,6 +48,8 @@ def flatten(value: Any, is_leaf: Callable[[Any], bool]) -> tuple[str, list[Any]]
 
 def unflatten(structure: str, leaves: Sequence[Any]) -> Any:
     """The value again, with `leaves` in their places."""
+    if structure == _ONE_TENSOR and len(leaves) == 1:
+        return leaves[0]
     if len(structure) > MAX_STRUCTURE_BYTES:
         _malformed(f"{len(structure)} bytes")
     try:

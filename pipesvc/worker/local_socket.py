@@ -30,6 +30,12 @@ SEND_BUFFER_BYTES: Final = 4 * 1024 * 1024
 _MAX_DESCRIPTORS: Final = 4  # the spilled message, and a segment or what a child is forked with
 _INLINE: Final = b"\x00"
 _SPILLED: Final = b"\x01"
+# Plain numbers: each `|` of two flags of the socket module makes an enum, for longer than the system call takes.
+_RECEIVE_FLAGS: Final = int(socket.MSG_CMSG_CLOEXEC)
+_RECEIVE_NOW_FLAGS: Final = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+_SEND_FLAGS: Final = int(socket.MSG_NOSIGNAL)
+_CUT: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+_RIGHTS_BYTES: Final = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 _READ_BURST: Final = 64  # packets taken in one turn of the event loop, so that one child does not starve the others
 
 
@@ -67,11 +73,11 @@ class Outgoing:
         else:
             self._data = _INLINE + message
 
-    def send(self, sock: socket.socket, flags: int = 0) -> None:
+    def send(self, sock: socket.socket) -> None:
         """Raises BlockingIOError (try again later) or PeerGoneError."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", self._owned))] if self._owned else []
         try:
-            sock.sendmsg([self._data], rights, flags | socket.MSG_NOSIGNAL)
+            sock.sendmsg([self._data], rights, _SEND_FLAGS)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise PeerGoneError(str(error)) from error
         self.close()
@@ -87,11 +93,10 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _receive(sock: socket.socket, flags: int = 0) -> Packet:
+def _receive(sock: socket.socket, flags: int = _RECEIVE_FLAGS) -> Packet:
     """Raises BlockingIOError (nothing there) or PeerGoneError."""
-    space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
     try:
-        data, ancillary, received_flags, _ = sock.recvmsg(INLINE_BYTES + 1, space, flags | socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, received_flags, _ = sock.recvmsg(INLINE_BYTES + 1, _RIGHTS_BYTES, flags)
     except ConnectionResetError as error:
         raise PeerGoneError(str(error)) from error
     descriptors = array.array("i")
@@ -100,7 +105,7 @@ def _receive(sock: socket.socket, flags: int = 0) -> Packet:
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
     if not data:
         raise PeerGoneError("the other end is closed")
-    assert not received_flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC), "a packet was cut"
+    assert not received_flags & _CUT, "a packet was cut"
     if data[:1] == _INLINE:
         return Packet(message=data[1:], descriptors=tuple(descriptors))
     (size,) = struct.unpack("<Q", data[1:])
@@ -112,7 +117,7 @@ def _receive(sock: socket.socket, flags: int = 0) -> Packet:
 
 def receive_now(sock: socket.socket) -> Packet:
     """What has come. Raises BlockingIOError (nothing) or PeerGoneError."""
-    return _receive(sock, socket.MSG_DONTWAIT)
+    return _receive(sock, _RECEIVE_NOW_FLAGS)
 
 
 class ChildEnd:

@@ -59,24 +59,23 @@ class Parcels:
         self._map = SegmentMap()
         # Segments whose tensors are gone; a weakref callback appends from whichever thread dropped the last one.
         self._dead_segments: deque[int] = deque()
-        self._partial: dict[Link, list[local_pb2.LocalTensor]] = {}
-        self._partial_leaves: dict[Link, list[Tensor | None]] = {}
+        # Of parcels of which more tensors are to come.
+        self._partial: dict[Link, tuple[list[local_pb2.LocalTensor], list[Tensor | None]]] = {}
         self._num_coded: Counter[Link] = Counter()
 
     def described(
         self, link: Link, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None], codec: int
     ) -> Iterator[Described]:
-        """Each tensor of a parcel as a message with the descriptor that goes with it, its bytes copied by then."""
+        """Each tensor of a parcel as a message with the descriptor that goes with it, its bytes copied by then.
+
+        The message does not name the link: some sockets carry only one.
+        """
         structure, leaves = layouts.pack(structure, leaves)
-        for value in range(max(1, len(leaves))):
-            local = local_pb2.LocalTensor(
-                link=link.to_message(),
-                step=step,
-                micro_batch=micro_batch,
-                value=value,
-                num_values=len(leaves),
-                structure=structure if value == 0 else "",
-            )
+        num_values = len(leaves)
+        for value in range(max(1, num_values)):
+            local = local_pb2.LocalTensor(step=step, micro_batch=micro_batch, value=value, num_values=num_values)
+            if value == 0:
+                local.structure = structure
             leaf = leaves[value] if leaves else None
             if leaf is None:
                 local.is_no_gradient = bool(leaves)
@@ -84,11 +83,9 @@ class Parcels:
             else:
                 yield local, self._describe(link, local, leaf, codec)
 
-    def take(self, local: local_pb2.LocalTensor, descriptors: tuple[int, ...]) -> ParcelArrived | None:
-        """One tensor that came; the parcel with its last one."""
-        link = Link.from_message(local.link)
-        partial = self._partial.setdefault(link, [])
-        leaves = self._partial_leaves.setdefault(link, [])
+    def take(self, link: Link, local: local_pb2.LocalTensor, descriptors: tuple[int, ...]) -> ParcelArrived | None:
+        """One tensor that came on this link; the parcel with its last one."""
+        partial, leaves = self._partial.pop(link, ([], []))
         if local.new_segment_bytes:
             self._map.attach(local.segment_id, descriptors[0], local.new_segment_bytes)
         assert local.value == len(partial), f"tensor {local.value} of {link} came where {len(partial)} was due"
@@ -96,8 +93,8 @@ class Parcels:
         if local.num_values:
             leaves.append(self._leaf(local))
         if len(leaves) < local.num_values:
+            self._partial[link] = partial, leaves
             return None
-        del self._partial[link], self._partial_leaves[link]
         structure, laid = layouts.unpack(partial[0].structure, leaves)
         return ParcelArrived(
             link=link,
@@ -116,6 +113,11 @@ class Parcels:
         """What the other side is to be told: its segments whose tensors are gone here."""
         while self._dead_segments:
             yield local_pb2.ReleaseSegment(segment_id=self._dead_segments.popleft())
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether `to_release` would give something."""
+        return bool(self._dead_segments)
 
     @property
     def num_segments_in_use(self) -> int:

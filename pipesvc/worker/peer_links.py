@@ -33,6 +33,8 @@ class PeerEnd:
         self._is_gone = False
         self.awaits_kernel = False
         """What waits may go when the socket can be written to."""
+        self.is_watched_for_room = False
+        """The port's note of whether it is told then."""
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -136,7 +138,7 @@ class PeerReceiver(PeerEnd):
         """Take in what has come."""
         for message, descriptors in self._received():
             if message.HasField("tensor"):
-                if (arrived := self._parcels.take(message.tensor, descriptors)) is not None:
+                if (arrived := self._parcels.take(self.link, message.tensor, descriptors)) is not None:
                     self._arrived.append(arrived)
             else:
                 self._begins_after = message.begins_after
@@ -151,6 +153,10 @@ class PeerReceiver(PeerEnd):
         consumed = local_pb2.ParcelsConsumed(num_parcels=num_parcels)
         self._put(local_pb2.PeerMessage(parcels_consumed=consumed))
         self.flush()
+
+    @property
+    def has_dead(self) -> bool:
+        return self._parcels.has_dead
 
     def release_dead(self) -> None:
         """Give back the segments whose tensors are gone."""

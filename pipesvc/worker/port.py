@@ -42,9 +42,8 @@ class Port:
         self._parcels = Parcels()
         self._senders: dict[Link, PeerSender] = {}
         self._receivers: dict[Link, PeerReceiver] = {}
-        # By descriptor, those whose other end is there; and which of them wait until the kernel takes more.
+        # By descriptor, those whose other end is there.
         self._peers: dict[int, PeerSender | PeerReceiver] = {}
-        self._awaiting: set[int] = set()
         self._poll = select.epoll()
         self._poll.register(end.fileno(), select.EPOLLIN)
         self._num_consumed: dict[Link, int] = {}
@@ -69,7 +68,7 @@ class Port:
             ready = self._poll.poll(0.0 if self._events else left_s)
             for descriptor, _ in ready:
                 self._read(descriptor)
-            if not ready and (self._events or left_s is not None):
+            if self._events or (not ready and left_s is not None):
                 events, self._events = self._events, []
                 return events
 
@@ -142,14 +141,16 @@ class Port:
 
     def _watch(self, peer: PeerSender | PeerReceiver) -> None:
         """Wake up when what waits can go on; never again for one that is gone."""
+        if not peer.is_gone and peer.awaits_kernel == peer.is_watched_for_room:
+            return
         descriptor = peer.fileno()
         if descriptor not in self._peers:
             return
         if peer.is_gone:
             self._poll.unregister(descriptor)
             del self._peers[descriptor]
-        elif peer.awaits_kernel != (descriptor in self._awaiting):
-            self._awaiting ^= {descriptor}
+        else:
+            peer.is_watched_for_room = peer.awaits_kernel
             self._poll.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if peer.awaits_kernel else 0))
 
     def _receive(self) -> Packet | None:
@@ -172,14 +173,16 @@ class Port:
         for release in self._parcels.to_release():
             self._send(local_pb2.FromChild(release_segment=release))
         for receiver in self._receivers.values():
-            receiver.release_dead()
-            self._watch(receiver)
+            if receiver.has_dead:
+                receiver.release_dead()
+                self._watch(receiver)
 
     def _take(self, packet: Packet) -> None:
         message = local_pb2.ToChild.FromString(packet.message)
         match message.WhichOneof("message"):
             case "tensor":
-                if (arrived := self._parcels.take(message.tensor, packet.descriptors)) is not None:
+                local = message.tensor
+                if (arrived := self._parcels.take(Link.from_message(local.link), local, packet.descriptors)) is not None:
                     self._num_by_agent[arrived.link] += 1
                     self._events.append(arrived)
                     if (receiver := self._receivers.get(arrived.link)) is not None:
@@ -212,6 +215,7 @@ class Port:
             return
         self._num_to_agent[link] += 1
         for local, descriptors in self._parcels.described(link, step, micro_batch, structure, leaves, codec):
+            local.link.CopyFrom(link.to_message())
             self._send(local_pb2.FromChild(tensor=local), descriptors)
 
     def _count(self) -> None:

@@ -35,10 +35,9 @@ class Outbox:
             )
             self._inbox.put(link, step, micro_batch, parcel)
         else:
-            on_cpu = [
-                each if each.is_cpu else each.detach().cpu().requires_grad_(each.requires_grad) for each in leaves
-            ]
-            value = tree.unflatten(structure, on_cpu)
+            if not all(each.is_cpu for each in leaves):
+                on_cpu = [each.detach().cpu().requires_grad_(each.requires_grad) for each in leaves]
+                value = tree.unflatten(structure, on_cpu)
             self._port.send_parcel(link, step, micro_batch, value, self._codecs.of(link))
 
     def send_gradients(self, link: Link, step: int, micro_batch: int, gradients: Sequence[Tensor | None]) -> None:

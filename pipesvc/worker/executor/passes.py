@@ -38,6 +38,7 @@ class Pass:
     schedule: str
     pending: list[Action]
     bounds: dict[int, int]
+    look_ahead: int
 
     @property
     def is_step(self) -> bool:
@@ -141,7 +142,13 @@ def begun(
         decides=decides,
         text=text,
     )
-    return Pass(issue=issue, schedule=schedule, pending=list(pending), bounds=live_peaks(pending))
+    return Pass(
+        issue=issue,
+        schedule=schedule,
+        pending=list(pending),
+        bounds=live_peaks(pending),
+        look_ahead=schedules.look_ahead(schedule, len(stages)),
+    )
 
 
 class EvalMode:

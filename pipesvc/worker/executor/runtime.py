@@ -13,10 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
-from pipesvc.core import choice, schedules
+from pipesvc.core import choice
 from pipesvc.core.actions import Action, ActionKind
 from pipesvc.core.edges import Edges
 from pipesvc.errors import ErrorCode, PipesvcError
@@ -92,6 +92,7 @@ class Runtime:
         self._eval_mode = passes.EvalMode(root for stage in stages.values() for root in stage.roots().values())
         self._step: Pass | None = None
         self._saver = Saver(port, self._stages, self._progress, settings.start)
+        self._read_by = cache(partial(routes.read_by, settings.edges))  # asked for again on each turn
 
     @property
     def is_stopped(self) -> bool:
@@ -113,8 +114,7 @@ class Runtime:
             self._note_waiting("the next step from the coordinator")
         else:
             live = {index: stage.num_live for index, stage in self._stages.items()}
-            ahead = schedules.look_ahead(step.schedule, len(self._stages))
-            chosen = choice.choose(step.pending, self._is_ready, live, step.bounds, ahead)
+            chosen = choice.choose(step.pending, self._is_ready, live, step.bounds, step.look_ahead)
             if chosen is not None:
                 self._perform_located(step, step.pending.pop(chosen))
                 return True
@@ -179,7 +179,7 @@ class Runtime:
     def _first_missing(self, action: Action) -> Link | None:
         assert self._step is not None
         step, micro_batch = self._step.issue.step, action.micro_batch or 0
-        for link in routes.read_by(self._settings.edges, action):
+        for link in self._read_by(action):
             if not self._inbox.has(link, step, micro_batch):
                 return link
         return None
@@ -197,7 +197,7 @@ class Runtime:
         number, stage = step.issue.step, self._stages[action.stage]
         phase = step.phase_of(action)
         self._progress.busy(phase, step=step.shown_step, stage=action.stage, micro_batch=action.micro_batch)
-        links = routes.read_by(self._settings.edges, action)
+        links = self._read_by(action)
         parcels = {link: self._take(link, number, action.micro_batch or 0) for link in links}
         deliver = self._compute(step, action, stage, parcels)
         self._trace.ends(action, step.shown_step, phase)
