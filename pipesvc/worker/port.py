@@ -181,8 +181,8 @@ class Port:
         message = local_pb2.ToChild.FromString(packet.message)
         match message.WhichOneof("message"):
             case "tensor":
-                local = message.tensor
-                if (arrived := self._parcels.take(Link.from_message(local.link), local, packet.descriptors)) is not None:
+                link = Link.from_message(message.tensor.link)
+                if (arrived := self._parcels.take(link, message.tensor, packet.descriptors)) is not None:
                     self._num_by_agent[arrived.link] += 1
                     self._events.append(arrived)
                     if (receiver := self._receivers.get(arrived.link)) is not None:
