@@ -180,12 +180,16 @@ def runs(coordinator: Coordinator = DEFAULT_COORDINATOR, token_file: TokenFile =
 
 
 @app.command()
-def status(coordinator: Coordinator = DEFAULT_COORDINATOR, token_file: TokenFile = None) -> None:
-    """Show the workers, the queue, and what is awaited, from whom, since when, until when."""
-    from pipesvc.client.report import status_text
+def status(
+    run_id: Annotated[str | None, typer.Argument(metavar="RUN", help="This run alone, also when it has ended.")] = None,
+    coordinator: Coordinator = DEFAULT_COORDINATOR,
+    token_file: TokenFile = None,
+) -> None:
+    """Show the workers, the queue, what is awaited, from whom, since when, until when, and why workers are idle."""
+    from pipesvc.client.report import run_text, status_text
 
     with connect(coordinator, token_file) as client:
-        print(status_text(client.status()))
+        print(status_text(client.status()) if run_id is None else run_text(client.attach(run_id).info()))
 
 
 @app.command()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from pipesvc.client.progress import duration
+from pipesvc.client.times import times_lines
 from pipesvc.client.watching import ENDED, failure_of, state_name
 from pipesvc.rpc.v1 import run_pb2, types_pb2
 from pipesvc.wire.links import Link
@@ -40,6 +41,12 @@ def status_text(status: run_pb2.GetStatusResponse, now_s: float | None = None) -
     parts.append(runs_text(live) if live else "no live runs")
     parts += [f"{run.run_id}: {line}" for run in live for line in _lines_below(run, now_s)]
     return "\n".join(parts)
+
+
+def run_text(run: run_pb2.Run, now_s: float | None = None) -> str:
+    """One run, also one that has ended, with what it waits for and how it goes."""
+    now_s = time.time() if now_s is None else now_s
+    return "\n".join([runs_text([run]), *_lines_below(run, now_s)])
 
 
 def traceback_text(run: run_pb2.Run) -> str:
@@ -77,6 +84,7 @@ def _lines_below(run: run_pb2.Run, now_s: float) -> Iterator[str]:
     yield from _awaited_lines(run, now_s)
     yield from _link_lines(run)
     yield from _coded_lines(run)
+    yield from times_lines(run)
 
 
 def _link_lines(run: run_pb2.Run) -> Iterator[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pipesvc.client import checks, weights_file
+from pipesvc.client.times import cause_of, times_of
 from pipesvc.client.transport import Transport
 from pipesvc.client.watching import ENDED, NO_STEP, Evaluated, PipesvcWarning, Step, failure_of, state_name, watch
 from pipesvc.core.plan import Plan
@@ -195,7 +196,12 @@ class Run:
                 yield LogLine(worker=line.worker, role=role, is_stderr=line.is_stderr, line=line.line)
 
     def trace(self) -> list[dict[str, Any]]:
-        """What each stage did when, and what it waited for: one dict per action, times in nanoseconds since 1970."""
+        """What each stage did when, and what it waited for: one dict per action, times in nanoseconds since 1970.
+
+        `cause` of what was awaited before is "no input", or "no credit" where a parcel of the worker's own waited for
+        its receiver's credit for most of the time. `no_core_ns`, with the last action of a step, is how long in this
+        step the worker's process could run and had no core; None elsewhere, and where the system does not say.
+        """
         request = run_pb2.ReadTraceRequest(run_id=self.run_id)
         with closing(self._transport.stream(self._transport.stub.ReadTrace, request)) as parts:
             return [_trace_dict(event) for part in parts for event in part.events]
@@ -220,6 +226,15 @@ class Run:
             }
             for total in self.info().links
         ]
+
+    def times(self) -> dict[str, dict[str, float | None]]:
+        """What each worker's executor has done with its time since its first step began, in seconds that add up.
+
+        `computing_s` is all that is no wait. `no_input_s`: it waited, and nothing was held back on its way out;
+        `no_credit_s`: it waited, and a parcel of its own waited for its receiver's credit; `no_core_s`: it could run
+        and had no core (None where the worker's system does not say). They are as of its last step, or a little later.
+        """
+        return times_of(self.info())
 
     def stage_steps(self) -> list[int]:
         """Steps that each stage has applied, in stage order."""
@@ -274,4 +289,7 @@ def _trace_dict(event: local_pb2.TraceEvent) -> dict[str, Any]:
         "awaited": event.awaited,
         "awaited_ns": event.awaited_ns,
         "worker": event.worker,
+        "cause": cause_of(event),
+        "awaited_credit_ns": event.awaited_credit_ns,
+        "no_core_ns": event.no_core_ns if event.HasField("no_core_ns") else None,
     }

@@ -219,6 +219,8 @@ class Machine:
             case "beat":
                 member.children = list(message.beat.children)
                 self._count_links(member, message.beat.links)
+                for child in message.beat.children:
+                    self._keep_times(member, child.run_id, child)
                 turn.stop_strays(member, self._crews())
             case "child_report":
                 report = message.child_report
@@ -226,6 +228,7 @@ class Machine:
                     owner.child_reported(turn, member, report.role, report.report)
             case "run_stopped":
                 self._count_links(member, message.run_stopped.links)
+                self._keep_times(member, message.run_stopped.run_id, message.run_stopped)
                 if (owner := self._owner(message.run_stopped.run_id)) is not None:
                     owner.run_stopped(turn, member)
             case "draining":
@@ -255,6 +258,12 @@ class Machine:
                     relative_error=count.relative_error,
                     worker=member.name,
                 )
+
+    def _keep_times(self, member: Member, run_id: str, told: worker_pb2.ChildProgress | worker_pb2.RunStopped) -> None:
+        """Keep what this worker's executor has done with its time, if it says so."""
+        record = self.record(run_id) if told.HasField("times") else None
+        if record is not None and record.crew.get(member.name) == member.incarnation:
+            record.times[member.name] = told.times
 
     def _lose(self, loss: Loss, turn: Turn) -> None:
         if loss.member.session is not None:

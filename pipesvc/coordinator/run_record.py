@@ -133,6 +133,8 @@ class RunRecord:
     other_warnings: list[str] = field(default_factory=list)
     parameters: dict[str, run_pb2.WorkerParameters] = field(default_factory=dict)
     links: dict[tuple[str, bytes], run_pb2.LinkTotals] = field(default_factory=dict)
+    # By worker, as its executor last said.
+    times: dict[str, local_pb2.ExecutorTimes] = field(default_factory=dict)
 
     @property
     def step_limit_s(self) -> float:

@@ -33,6 +33,7 @@ def run_message(record: RunRecord, *, head: str = "", holder: str = "") -> run_p
         warnings=[*record.plan_warnings, *record.other_warnings],
         awaited=list(_awaited(record, head, holder)),
         links=list(record.links.values()),
+        times=record.times,
         parameters=record.parameters,
         submitted_unix_ns=unix_ns(record.submitted_s),
         stage_steps=ledger.applied if ledger is not None else (),

@@ -46,7 +46,8 @@ _Call: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 class LinkSender:
     """Starts dialling at once. `on_failed` is called at most once; after it, and after `close`, tensors are dropped.
 
-    `on_door` is called once, if the receiver says where a sender on its own host may find a shorter way.
+    `on_door` is called once, if the receiver says where a sender on its own host may find a shorter way, `on_awaiting`
+    whenever a tensor begins or ceases to wait for credit.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LinkSender:
         token: str,
         on_failed: Callable[[PipesvcError], None],
         on_door: Callable[[str], None] | None = None,
+        on_awaiting: Callable[[bool], None] | None = None,
         lost_after_s: float = 10.0,
         has_checksums: bool = True,
     ) -> None:
@@ -69,6 +71,8 @@ class LinkSender:
         self._name: Final = f"link {link} to {address}"
         self._on_failed: Final = on_failed
         self._on_door = on_door
+        self._on_awaiting: Final = on_awaiting
+        self._awaits_credit = False
         self._lost_after_s: Final = lost_after_s
         self._has_checksums: Final = has_checksums
         self._metadata: Final[Metadata] = (*link_metadata(link, run_id, term), *auth_metadata(token))
@@ -143,6 +147,7 @@ class LinkSender:
         self._is_ended = True
         # Lets go of the queued views, so that their memory can be unmapped.
         self._state = SenderState[Acknowledged](run_id=self._run_id, term=self._term)
+        self._note_credit()
         self._emptied.set()
 
     async def _run(self) -> None:
@@ -207,6 +212,7 @@ class LinkSender:
                     task.result()
         finally:
             self._state.closed()
+            self._note_credit()
             call.cancel()
             await end(tasks)
 
@@ -220,6 +226,7 @@ class LinkSender:
             while True:
                 frame = self._next_frame()
                 if frame is None:
+                    self._note_credit()
                     self._wake.clear()
                     await self._wake.wait()
                 else:
@@ -244,9 +251,16 @@ class LinkSender:
         if reply.door and self._on_door is not None:
             self._on_door(reply.door)
             self._on_door = None
+        self._note_credit()
         if self._state.num_unacknowledged == 0:
             self._emptied.set()
         self._wake.set()
+
+    def _note_credit(self) -> None:
+        if self._awaits_credit != self._state.awaits_credit:
+            self._awaits_credit = not self._awaits_credit
+            if self._on_awaiting is not None:
+                self._on_awaiting(self._awaits_credit)
 
 
 def link_metadata(link: Link, run_id: str, term: int) -> Metadata:

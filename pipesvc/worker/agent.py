@@ -178,12 +178,12 @@ class Agent:
 
     async def _end(self, run: WorkerRun, reason: str, grace_s: float) -> None:
         try:
-            links = await run.stop(reason, grace_s)
+            stopped = await run.stop(reason, grace_s)
         finally:
             del self._runs[run.run_id], self._ending[run.run_id]
             if not self._runs:
                 self._idle.set()
-        self.outbox.put(worker_pb2.AttachRequest(run_stopped=worker_pb2.RunStopped(run_id=run.run_id, links=links)))
+        self.outbox.put(worker_pb2.AttachRequest(run_stopped=stopped))
 
     def _pressed(self, is_pressed: bool) -> None:
         for run in self._runs.values():

@@ -29,6 +29,7 @@ from pipesvc.wire.frames import FrameHeader
 from pipesvc.wire.links import CLIENT, Link, endpoint_name
 from pipesvc.wire.segments import Segment, SegmentMap, SegmentPool
 from pipesvc.worker import peer_counts
+from pipesvc.worker.credit_board import CreditBoard
 from pipesvc.worker.doors import Door, knock
 
 _log = logging.getLogger("pipesvc.worker")
@@ -48,6 +49,7 @@ class ChildExchange:
 
     def __init__(self, child: Recipient) -> None:
         self.child = child
+        self.credit_board: Final = CreditBoard()
         self._pool = SegmentPool()
         self._map = SegmentMap()
         # Where the bytes of each link's tensor under way are being written.
@@ -212,6 +214,9 @@ class Exchange:
                 consumed = message.parcels_consumed
                 self._service.consumed(self._run_id, Link.from_message(consumed.link), consumed.num_parcels)
 
+    def credit_board(self, role: types_pb2.Role) -> CreditBoard:
+        return self._children[role].credit_board
+
     @property
     def num_segments_in_use(self) -> int:
         """Of those that the agent made; a child that drops its tensors gives them back."""
@@ -282,6 +287,7 @@ class Exchange:
                 token=self._token,
                 on_failed=self._on_failed,
                 on_door=partial(self._knock, link, child) if self._door is not None else None,
+                on_awaiting=partial(child.credit_board.change, link),
                 has_checksums=self._has_checksums,
             )
         return sender

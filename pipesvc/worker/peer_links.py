@@ -60,6 +60,11 @@ class PeerEnd:
         self._socket.close()
         self._parcels.close()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Something has not gone yet."""
+        return bool(self._waiting)
+
     def _may_send(self) -> bool:
         return True
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pipesvc.rpc.v1 import local_pb2, types_pb2
 from pipesvc.wire import tree
+from pipesvc.wire.credit_waits import CreditWaits, total_ns
 from pipesvc.wire.links import Link
 from pipesvc.worker.local_socket import ChildEnd, Packet, PeerGoneError
 from pipesvc.worker.parcels import ParcelArrived, Parcels
@@ -44,6 +45,8 @@ class Port:
         self._receivers: dict[Link, PeerReceiver] = {}
         # By descriptor, those whose other end is there.
         self._peers: dict[int, PeerSender | PeerReceiver] = {}
+        # Of links with a socket of their own; of the others the agent tells on the page.
+        self._credit_waits = CreditWaits()
         self._poll = select.epoll()
         self._poll.register(end.fileno(), select.EPOLLIN)
         self._num_consumed: dict[Link, int] = {}
@@ -101,9 +104,19 @@ class Port:
         consumed = local_pb2.ParcelsConsumed(link=link.to_message(), num_parcels=number)
         self.report(local_pb2.FromChild(parcels_consumed=consumed))
 
+    def credit_ns(self) -> int:
+        """How long, up to now, something that was sent here has waited for credit or, on a socket between two children,
+        for the kernel. What waits at the same time on links of both kinds counts twice."""
+        now_ns = time.monotonic_ns()
+        by_agent_ns = 0 if self._page is None else total_ns(self._page.credit_waits, now_ns)
+        return by_agent_ns + total_ns(self._credit_waits.parts, now_ns)
+
     def report(self, message: local_pb2.FromChild) -> None:
         if message.HasField("progress"):
             self._show(message.progress)
+            return
+        if message.HasField("executor_times") and self._page is not None:
+            self._page.write_times(message.executor_times)
             return
         self._send(message)
         if message.HasField("ready"):
@@ -141,6 +154,8 @@ class Port:
 
     def _watch(self, peer: PeerSender | PeerReceiver) -> None:
         """Wake up when what waits can go on; never again for one that is gone."""
+        if isinstance(peer, PeerSender) and peer.is_waiting != (peer.link in self._credit_waits):
+            self._credit_waits.change(peer.link, time.monotonic_ns(), is_waiting=peer.is_waiting)
         if not peer.is_gone and peer.awaits_kernel == peer.is_watched_for_room:
             return
         descriptor = peer.fileno()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from pipesvc.rpc.v1 import local_pb2
 
 if TYPE_CHECKING:
+    from pipesvc.worker.executor.occupancy import Occupancy
     from pipesvc.worker.port_like import PortLike  # imports torch, which the agent must not
 
 _DOING: Final = {
@@ -38,26 +39,35 @@ def in_words(progress: local_pb2.Progress) -> str:
 
 
 class ProgressReporter:
-    def __init__(self, port: PortLike, now_ns: Callable[[], int] = time.time_ns) -> None:
+    """`occupancy`, where a child has one, is told of each as well."""
+
+    def __init__(
+        self, port: PortLike, now_ns: Callable[[], int] = time.time_ns, occupancy: Occupancy | None = None
+    ) -> None:
         self._port = port
         self._now_ns = now_ns
+        self._occupancy = occupancy
         self._awaiting: str | None = None
 
     def busy(
         self, phase: str, *, step: int | None = None, stage: int | None = None, micro_batch: int | None = None
     ) -> None:
         self._awaiting = None
+        now_ns = self._now_ns()
+        if self._occupancy is not None:
+            self._occupancy.note(now_ns, step, is_waiting=False)
         self._report(
-            local_pb2.Progress(
-                phase=phase, step=step, stage=stage, micro_batch=micro_batch, since_unix_ns=self._now_ns()
-            )
+            local_pb2.Progress(phase=phase, step=step, stage=stage, micro_batch=micro_batch, since_unix_ns=now_ns)
         )
 
     def waiting(self, awaiting: str, *, step: int | None = None) -> None:
+        now_ns = self._now_ns()
+        if self._occupancy is not None:
+            self._occupancy.note(now_ns, step, is_waiting=True)
         if awaiting == self._awaiting:
             return
         self._awaiting = awaiting
-        self._report(local_pb2.Progress(phase="waiting", step=step, awaiting=awaiting, since_unix_ns=self._now_ns()))
+        self._report(local_pb2.Progress(phase="waiting", step=step, awaiting=awaiting, since_unix_ns=now_ns))
 
     def _report(self, progress: local_pb2.Progress) -> None:
         self._port.report(local_pb2.FromChild(progress=progress))

@@ -81,6 +81,8 @@ class WorkerRun:
         self._bundle_dir = ""
         self._children: dict[types_pb2.Role, Child] = {}
         self._progress: dict[types_pb2.Role, ProgressView] = {}
+        # Of its executor, when that has ended.
+        self._last_times: local_pb2.ExecutorTimes | None = None
         # Roles of which no further explanation is due: they failed by name, or have done all that they were there for.
         self._explained: set[types_pb2.Role] = set()
         self._is_stopping = False
@@ -124,7 +126,9 @@ class WorkerRun:
 
     def progress(self) -> list[worker_pb2.ChildProgress]:
         return [
-            worker_pb2.ChildProgress(run_id=self.run_id, role=role, progress=self._progress_of(role))
+            worker_pb2.ChildProgress(
+                run_id=self.run_id, role=role, progress=self._progress_of(role), times=self._times_of(role)
+            )
             for role, child in self._children.items()
             if child.is_running
         ]
@@ -147,8 +151,8 @@ class WorkerRun:
             child.kill()
         shutil.rmtree(self._dir, ignore_errors=True)
 
-    async def stop(self, reason: str, grace_s: float) -> list[worker_pb2.LinkCount]:
-        """End everything of this run; gives the final counts of its links."""
+    async def stop(self, reason: str, grace_s: float) -> worker_pb2.RunStopped:
+        """End everything of this run; gives the final counts of its links, and the last times of its executor."""
         self._is_stopping = True
         self.resume()
         ended = await asyncio.gather(*(child.stop(reason, grace_s) for child in self._children.values()))
@@ -158,7 +162,7 @@ class WorkerRun:
         counts = self._exchange.counts()
         await self._exchange.close()
         shutil.rmtree(self._dir, ignore_errors=True)
-        return counts
+        return worker_pb2.RunStopped(run_id=self.run_id, links=counts, times=self._last_times)
 
     def child_said(self, role: types_pb2.Role, message: local_pb2.FromChild, descriptors: tuple[int, ...]) -> None:
         kind = message.WhichOneof("message")
@@ -170,6 +174,7 @@ class WorkerRun:
             return
         if kind == "progress_page":
             self._progress[role] = ProgressView(descriptors[0])
+            self._exchange.credit_board(role).hang(self._progress[role])
             return
         if kind == "failed" or (kind == "inspected" and not message.inspected.is_trying):
             self._explained.add(role)
@@ -183,6 +188,7 @@ class WorkerRun:
 
     def child_exited(self, role: types_pb2.Role, exit: ChildExit) -> None:
         progress = self._progress_of(role)
+        self._last_times = self._times_of(role) or self._last_times
         self._progress.pop(role, None)
         if self._is_stopping or role in self._explained:
             return
@@ -209,6 +215,10 @@ class WorkerRun:
     def _progress_of(self, role: types_pb2.Role) -> local_pb2.Progress | None:
         view = self._progress.get(role)
         return view.read() if view is not None else None
+
+    def _times_of(self, role: types_pb2.Role) -> local_pb2.ExecutorTimes | None:
+        view = self._progress.get(role)
+        return view.times() if view is not None else None
 
     def _start(self, start: worker_pb2.StartChild) -> None:
         assignment = start.assignment

@@ -356,6 +356,18 @@ class Progress(_message.Message):
     since_unix_ns: int
     def __init__(self, phase: _Optional[str] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., micro_batch: _Optional[int] = ..., awaiting: _Optional[str] = ..., since_unix_ns: _Optional[int] = ...) -> None: ...
 
+class ExecutorTimes(_message.Message):
+    __slots__ = ("computing_ns", "no_input_ns", "no_credit_ns", "no_core_ns")
+    COMPUTING_NS_FIELD_NUMBER: _ClassVar[int]
+    NO_INPUT_NS_FIELD_NUMBER: _ClassVar[int]
+    NO_CREDIT_NS_FIELD_NUMBER: _ClassVar[int]
+    NO_CORE_NS_FIELD_NUMBER: _ClassVar[int]
+    computing_ns: int
+    no_input_ns: int
+    no_credit_ns: int
+    no_core_ns: int
+    def __init__(self, computing_ns: _Optional[int] = ..., no_input_ns: _Optional[int] = ..., no_credit_ns: _Optional[int] = ..., no_core_ns: _Optional[int] = ...) -> None: ...
+
 class StateChunk(_message.Message):
     __slots__ = ("step", "stage", "offset", "data", "is_last", "is_training")
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -421,7 +433,7 @@ class WeightsPiece(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class TraceEvent(_message.Message):
-    __slots__ = ("step", "stage", "micro_batch", "action", "start_unix_ns", "end_unix_ns", "awaited", "awaited_ns", "worker")
+    __slots__ = ("step", "stage", "micro_batch", "action", "start_unix_ns", "end_unix_ns", "awaited", "awaited_ns", "worker", "awaited_credit_ns", "no_core_ns")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +443,8 @@ class TraceEvent(_message.Message):
     AWAITED_FIELD_NUMBER: _ClassVar[int]
     AWAITED_NS_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_CREDIT_NS_FIELD_NUMBER: _ClassVar[int]
+    NO_CORE_NS_FIELD_NUMBER: _ClassVar[int]
     step: int
     stage: int
     micro_batch: int
@@ -440,7 +454,9 @@ class TraceEvent(_message.Message):
     awaited: str
     awaited_ns: int
     worker: str
-    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., micro_batch: _Optional[int] = ..., action: _Optional[str] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., awaited: _Optional[str] = ..., awaited_ns: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
+    awaited_credit_ns: int
+    no_core_ns: int
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., micro_batch: _Optional[int] = ..., action: _Optional[str] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., awaited: _Optional[str] = ..., awaited_ns: _Optional[int] = ..., worker: _Optional[str] = ..., awaited_credit_ns: _Optional[int] = ..., no_core_ns: _Optional[int] = ...) -> None: ...
 
 class Trace(_message.Message):
     __slots__ = ("events",)
@@ -507,7 +523,7 @@ class ProgressPage(_message.Message):
     def __init__(self) -> None: ...
 
 class FromChild(_message.Message):
-    __slots__ = ("ready", "inspected", "batch_announced", "data_ended", "step_applied", "failed", "progress", "state_chunk", "trace", "tensor", "release_segment", "parcels_consumed", "device_profile", "link_profile", "output_part", "read_weights", "peer_counts", "progress_page")
+    __slots__ = ("ready", "inspected", "batch_announced", "data_ended", "step_applied", "failed", "progress", "state_chunk", "trace", "tensor", "release_segment", "parcels_consumed", "device_profile", "link_profile", "output_part", "read_weights", "peer_counts", "progress_page", "executor_times")
     READY_FIELD_NUMBER: _ClassVar[int]
     INSPECTED_FIELD_NUMBER: _ClassVar[int]
     BATCH_ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
@@ -526,6 +542,7 @@ class FromChild(_message.Message):
     READ_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     PEER_COUNTS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_PAGE_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_TIMES_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
     inspected: Inspected
     batch_announced: BatchAnnounced
@@ -544,7 +561,8 @@ class FromChild(_message.Message):
     read_weights: ReadWeights
     peer_counts: PeerCounts
     progress_page: ProgressPage
-    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., inspected: _Optional[_Union[Inspected, _Mapping]] = ..., batch_announced: _Optional[_Union[BatchAnnounced, _Mapping]] = ..., data_ended: _Optional[_Union[DataEnded, _Mapping]] = ..., step_applied: _Optional[_Union[StepApplied, _Mapping]] = ..., failed: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ..., device_profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., link_profile: _Optional[_Union[LinkProfile, _Mapping]] = ..., output_part: _Optional[_Union[OutputPart, _Mapping]] = ..., read_weights: _Optional[_Union[ReadWeights, _Mapping]] = ..., peer_counts: _Optional[_Union[PeerCounts, _Mapping]] = ..., progress_page: _Optional[_Union[ProgressPage, _Mapping]] = ...) -> None: ...
+    executor_times: ExecutorTimes
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., inspected: _Optional[_Union[Inspected, _Mapping]] = ..., batch_announced: _Optional[_Union[BatchAnnounced, _Mapping]] = ..., data_ended: _Optional[_Union[DataEnded, _Mapping]] = ..., step_applied: _Optional[_Union[StepApplied, _Mapping]] = ..., failed: _Optional[_Union[_types_pb2.ErrorReport, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., tensor: _Optional[_Union[LocalTensor, _Mapping]] = ..., release_segment: _Optional[_Union[ReleaseSegment, _Mapping]] = ..., parcels_consumed: _Optional[_Union[ParcelsConsumed, _Mapping]] = ..., device_profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., link_profile: _Optional[_Union[LinkProfile, _Mapping]] = ..., output_part: _Optional[_Union[OutputPart, _Mapping]] = ..., read_weights: _Optional[_Union[ReadWeights, _Mapping]] = ..., peer_counts: _Optional[_Union[PeerCounts, _Mapping]] = ..., progress_page: _Optional[_Union[ProgressPage, _Mapping]] = ..., executor_times: _Optional[_Union[ExecutorTimes, _Mapping]] = ...) -> None: ...
 
 class ForkChild(_message.Message):
     __slots__ = ("child_number", "environment")

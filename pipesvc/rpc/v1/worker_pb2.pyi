@@ -49,14 +49,16 @@ class Register(_message.Message):
     def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., memory_bytes: _Optional[int] = ..., num_cores: _Optional[int] = ..., num_threads: _Optional[int] = ..., versions: _Optional[_Union[Versions, _Mapping]] = ..., data_address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ...) -> None: ...
 
 class ChildProgress(_message.Message):
-    __slots__ = ("run_id", "role", "progress")
+    __slots__ = ("run_id", "role", "progress", "times")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     role: _types_pb2.Role
     progress: _local_pb2.Progress
-    def __init__(self, run_id: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., progress: _Optional[_Union[_local_pb2.Progress, _Mapping]] = ...) -> None: ...
+    times: _local_pb2.ExecutorTimes
+    def __init__(self, run_id: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., progress: _Optional[_Union[_local_pb2.Progress, _Mapping]] = ..., times: _Optional[_Union[_local_pb2.ExecutorTimes, _Mapping]] = ...) -> None: ...
 
 class LinkCount(_message.Message):
     __slots__ = ("run_id", "link", "tensor_bytes", "wire_bytes", "num_frames", "way", "coded_bytes", "relative_error")
@@ -99,12 +101,14 @@ class ChildReport(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., report: _Optional[_Union[_local_pb2.FromChild, _Mapping]] = ...) -> None: ...
 
 class RunStopped(_message.Message):
-    __slots__ = ("run_id", "links")
+    __slots__ = ("run_id", "links", "times")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     links: _containers.RepeatedCompositeFieldContainer[LinkCount]
-    def __init__(self, run_id: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkCount, _Mapping]]] = ...) -> None: ...
+    times: _local_pb2.ExecutorTimes
+    def __init__(self, run_id: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkCount, _Mapping]]] = ..., times: _Optional[_Union[_local_pb2.ExecutorTimes, _Mapping]] = ...) -> None: ...
 
 class LogLines(_message.Message):
     __slots__ = ("run_id", "role", "lines", "is_stderr")

@@ -26,6 +26,7 @@ from pipesvc.wire.links import Link
 from pipesvc.worker.executor import passes, routes, weights
 from pipesvc.worker.executor.deciding import Decider, Decision, Report
 from pipesvc.worker.executor.inbox import Inbox, Parcel
+from pipesvc.worker.executor.occupancy import Occupancy
 from pipesvc.worker.executor.outbox import Outbox
 from pipesvc.worker.executor.passes import Pass
 from pipesvc.worker.executor.program import Gradients
@@ -85,8 +86,9 @@ class Runtime:
         self._settings = settings
         self._inbox = Inbox()
         self._outbox = Outbox(port, self._inbox, self._stages, settings.codecs)
-        self._progress = ProgressReporter(port, now_ns)
-        self._trace = TraceLog(settings.worker, now_ns)
+        self._occupancy = Occupancy(port, now_ns)
+        self._progress = ProgressReporter(port, now_ns, self._occupancy)
+        self._trace = TraceLog(settings.worker, port.credit_ns, now_ns)
         self._decider = Decider(settings.clip_norm, settings.scaler, settings.scale)
         self._waits = _Waits()
         self._eval_mode = passes.EvalMode(root for stage in stages.values() for root in stage.roots().values())
@@ -260,7 +262,7 @@ class Runtime:
     def _report_applied(self, stage: Stage, step: Pass) -> None:
         if step.is_step:
             weights.send(self._settings.edges, stage, self._outbox, step.issue.step)
-        for message in self._trace.drain():
+        for message in self._trace.drain(self._occupancy.step_ended()):
             self._port.report(message)
         self._port.report(local_pb2.FromChild(step_applied=passes.applied(step, stage)))
 

@@ -82,6 +82,9 @@ class MemoryPort:
         self.consumed_counts[link] += 1
         self._network.credit(link)
 
+    def credit_ns(self) -> int:
+        return 0
+
     def report(self, message: local_pb2.FromChild) -> None:
         self.reports.append(message)
 

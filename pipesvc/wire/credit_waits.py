@@ -1,0 +1,43 @@
+"""For how long something has waited for a receiver's credit: what many links have waited together counts once.
+
+A process sends on several links, and what it wants to know of its own idle time is whether any of them held something
+back. Pure: times are nanoseconds on whatever clock the caller has, as long as it is always the same.
+"""
+
+from __future__ import annotations
+
+from pipesvc.wire.links import Link
+
+
+class CreditWaits:
+    """The union of the intervals in which a link had something to send and might not."""
+
+    def __init__(self) -> None:
+        self._waiting: set[Link] = set()
+        self._ended_ns = 0
+        self._since_ns = 0
+
+    def change(self, link: Link, now_ns: int, *, is_waiting: bool) -> None:
+        """From now on this link waits, or does not; it may have been so before."""
+        if is_waiting and not self._waiting:
+            self._since_ns = now_ns
+        was_waiting = bool(self._waiting)
+        (self._waiting.add if is_waiting else self._waiting.discard)(link)
+        if was_waiting and not self._waiting:
+            self._ended_ns += max(0, now_ns - self._since_ns)
+            self._since_ns = 0
+
+    def __contains__(self, link: Link) -> bool:
+        """Whether this link waits."""
+        return link in self._waiting
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """How long all waits that have ended took, and since when one is under way; 0: none is."""
+        return self._ended_ns, self._since_ns
+
+
+def total_ns(parts: tuple[int, int], now_ns: int) -> int:
+    """What `CreditWaits.parts` comes to by now."""
+    ended_ns, since_ns = parts
+    return ended_ns + (max(0, now_ns - since_ns) if since_ns else 0)
