@@ -128,6 +128,8 @@ class Port:
         self._poll.close()
         self._end.close()
         self._parcels.close()
+        if self._page is not None:
+            self._page.close()
 
     def _show(self, progress: local_pb2.Progress) -> None:
         if self._page is not None:

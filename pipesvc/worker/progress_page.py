@@ -53,6 +53,9 @@ class ProgressPage:
             self._credit_waits = _CREDIT.unpack(data)
         return self._credit_waits
 
+    def close(self) -> None:
+        self._memory.close()
+
 
 class ProgressView:
     """The agent's. Takes the descriptor over and closes it."""

@@ -78,3 +78,17 @@ def test_it_outlives_the_process_that_wrote_it() -> None:
     assert found is not None
     assert (found.phase, found.step) == ("B", 9)
     os.close(page.descriptor)
+
+
+def test_times_and_waits_for_credit_lie_beside_it() -> None:
+    page = ProgressPage()
+    view = view_of(page)
+    assert view.times() is None
+    assert page.credit_waits == (0, 0)
+    times = local_pb2.ExecutorTimes(computing_ns=2**60, no_input_ns=2**61, no_credit_ns=2**62, no_core_ns=2**63)
+    progress = local_pb2.Progress(phase="waiting", awaiting="\U0001f600" * 1000)
+    view.write_credit_waits((2**62, 2**63))
+    page.write_times(times)
+    page.write(progress)
+    assert (view.read(), view.times(), page.credit_waits) == (progress, times, (2**62, 2**63))
+    os.close(page.descriptor)

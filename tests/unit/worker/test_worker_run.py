@@ -128,6 +128,7 @@ def test_place_of_a_death_reads_as_words(world: World, progress: local_pb2.Progr
     if progress is not None:
         page = ProgressPage()
         page.write(progress)
+        world.sink.add(EXECUTOR, Recipient(), [])
         world.run.child_said(EXECUTOR, local_pb2.FromChild(progress_page=local_pb2.ProgressPage()), (page.descriptor,))
     world.run.child_exited(EXECUTOR, ChildExit(returncode=3, last_words=""))
     assert world.upstream.failures[0].message == f"the executor ended with exit code 3{words}"
