@@ -122,6 +122,8 @@ async def receiver(
 class Sending:
     sender: LinkSender
     failures: list[PipesvcError]
+    # Each time that a tensor began (True) or ceased to wait for credit.
+    awaited: list[bool] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
     num_sent: int = 0
 
@@ -156,6 +158,7 @@ async def sending(
     has_checksums: bool = True,
 ) -> AsyncIterator[Sending]:
     failures: list[PipesvcError] = []
+    awaited: list[bool] = []
     sender = LinkSender(
         link=link,
         run_id=RUN,
@@ -163,11 +166,12 @@ async def sending(
         address=address,
         token=token,
         on_failed=failures.append,
+        on_awaiting=awaited.append,
         lost_after_s=lost_after_s,
         has_checksums=has_checksums,
     )
     try:
-        yield Sending(sender, failures)
+        yield Sending(sender, failures, awaited)
     finally:
         await sender.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from itertools import pairwise
 
 import grpc.aio
 import pytest
@@ -93,13 +94,21 @@ async def test_credit_survives_a_break() -> None:
         for index in range(3):
             here.send(b"x", micro_batch=index)
         await until(lambda: here.acknowledged == [0], "the first parcel")
+        await until(lambda: here.awaited == [True], "word that the second one waits for credit")
         proxy.cut()
+        # Then it waits for a connection, and for credit again.
+        await until(lambda: here.awaited == [True, False, True], "word of the break")
         await until(lambda: proxy.num_connections == 2, "the second connection")
         await until(lambda: "credit" in here.sender.awaiting, "the sender out of credit")
         assert len(there.sink.contents) == 1
+        assert here.awaited == [True, False, True]
         there.sink.consume(FORWARD)
         await until(lambda: here.acknowledged == [0, 1], "the second parcel")
         assert there.sink.most_outstanding == 1
+        there.sink.consume(FORWARD)
+        await until(lambda: here.sender.num_unacknowledged == 0, "the third parcel")
+        assert not here.awaited[-1]
+        assert all(one != other for one, other in pairwise(here.awaited))
 
 
 @pytest.mark.asyncio

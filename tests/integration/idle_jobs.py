@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -18,14 +16,15 @@ def two_stages(first_s: float = 0.0, last_s: float = 0.0) -> nn.Sequential:
     )
 
 
-def idle_job(*, same_host: bool, evaluation: pipesvc.Evaluation | None = None, **pauses: float) -> pipesvc.Job:
-    """10 steps of 4 micro-batches, of which stage 0 has one in flight: two parcels may be on their way."""
-    strategy: dict[str, Any] = {"micro_batches": 4, "num_stages": 2, "in_flight": 1, "same_host": same_host}
+def idle_job(
+    *, same_host: bool, in_flight: int = 1, evaluation: pipesvc.Evaluation | None = None, **pauses: float
+) -> pipesvc.Job:
+    """10 steps of 4 micro-batches. With one of them in flight on stage 0, two parcels may be on their way."""
     return pipesvc.Job(
         model=pipesvc.Call(two_stages, **pauses),
         loss=jobs.cross_entropy,
         optimizer=pipesvc.Optimizer(torch.optim.SGD, lr=0.1),
         data=pipesvc.DataSource(pipesvc.Call(jobs.samples, num_rows=80), batch_size=8),
-        strategy=pipesvc.Strategy(**strategy),
+        strategy=pipesvc.Strategy(micro_batches=4, num_stages=2, in_flight=in_flight, same_host=same_host),
         evaluation=evaluation,
     )

@@ -155,6 +155,8 @@ def test_trace_weights_cancel_and_status(fake: FakeRuns, command: Command, tmp_p
     assert command("weights", "r").stdout == "r.safetensors: the weights after step 7\n"
     assert (tmp_path / "r.safetensors").read_bytes() == fake.weights
     assert "no workers" in command("status").stdout
+    fake.run.times["w"].computing_ns = 1
+    assert command("status", "r").stdout.splitlines()[-1].startswith("worker w is busy 100%, no input 0%")
     assert command("cancel", "r").stdout == "r: CANCELLED\n"
 
 

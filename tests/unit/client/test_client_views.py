@@ -11,10 +11,11 @@ import pytest
 
 from pipesvc.cli_errors import error_line, os_error_line
 from pipesvc.client.progress import Pace, _Bar, _Lines, duration, step_text
-from pipesvc.client.report import runs_text, status_text, table, traceback_text
+from pipesvc.client.report import run_text, runs_text, status_text, table, traceback_text
+from pipesvc.client.times import cause_of
 from pipesvc.client.watching import Step, state_name
 from pipesvc.errors import ErrorCode, ErrorDetails, PipesvcError, Where
-from pipesvc.rpc.v1 import run_pb2, types_pb2
+from pipesvc.rpc.v1 import local_pb2, run_pb2, types_pb2
 
 
 def _step(index: int, time: float, loss: float = 1.0) -> Step:
@@ -129,6 +130,27 @@ def test_status_shows_what_codecs_save_and_cost() -> None:
     lines = status_text(run_pb2.GetStatusResponse(runs=[run])).splitlines()
     text = "r1: link 0>1/activation has sent 4.0 MiB as 1.0 MiB, with a relative error of 0.0046"
     assert [line for line in lines if "link" in line] == [text]
+
+
+def test_status_shows_why_workers_are_idle_also_of_a_run_that_has_ended() -> None:
+    run = run_pb2.Run(run_id="r1", name="lm", state=run_pb2.RUN_STATE_COMPLETED, num_committed_steps=3)
+    run.times["b"].MergeFrom(local_pb2.ExecutorTimes(computing_ns=3 * 10**9, no_input_ns=10**9))
+    run.times["a"].MergeFrom(local_pb2.ExecutorTimes(computing_ns=1, no_input_ns=2, no_credit_ns=3, no_core_ns=4))
+    run.times["none"].MergeFrom(local_pb2.ExecutorTimes())
+    assert run_text(run, now_s=0.0).splitlines()[1:] == [
+        "r1   COMPLETED  3      lm",
+        "worker a is busy 10%, no input 20%, no credit 30%, no core 40%",
+        "worker b is busy 75%, no input 25%, no credit 0%, no core unknown",
+    ]
+    run.state = run_pb2.RUN_STATE_RUNNING
+    assert "r1: worker a is busy 10%" in status_text(run_pb2.GetStatusResponse(runs=[run]))
+
+
+@pytest.mark.parametrize(
+    ("awaited_ns", "credit_ns", "cause"), [(0, 0, ""), (9, 0, "no input"), (9, 4, "no input"), (9, 5, "no credit")]
+)
+def test_a_wait_has_the_cause_of_most_of_it(awaited_ns: int, credit_ns: int, cause: str) -> None:
+    assert cause_of(local_pb2.TraceEvent(awaited_ns=awaited_ns, awaited_credit_ns=credit_ns)) == cause
 
 
 def test_runs_show_their_error_in_one_line() -> None:

@@ -194,6 +194,29 @@ def test_links_and_parameters_are_shown() -> None:
     assert run.parameters["b"].parameters[0].name == "0.weight"
 
 
+def test_what_executors_do_with_their_time_is_shown_and_stays_when_the_run_has_ended() -> None:
+    world = two_workers()
+    world.workers["b"].mute.add("applied")
+    world.submit()
+    world.add_worker("c")
+    for name, computing_ns in (("a", 10), ("b", 20), ("c", 30), ("a", 40)):
+        times = local_pb2.ExecutorTimes(computing_ns=computing_ns, no_core_ns=1)
+        child = worker_pb2.ChildProgress(run_id="r", role=types_pb2.ROLE_EXECUTOR, times=times)
+        feeder = worker_pb2.ChildProgress(run_id="r", role=types_pb2.ROLE_FEEDER)
+        world.speak(name, worker_pb2.AttachRequest(beat=worker_pb2.Beat(children=[child, feeder])))
+    assert {worker: times.computing_ns for worker, times in world.run().times.items()} == {"a": 40, "b": 20}
+    for name in ("a", "b"):
+        world.workers[name].mute.add("stopped")
+    for step in (1, 2, 3):
+        applied = local_pb2.StepApplied(step=step, stage=1, loss=1.0)
+        world.say("b", types_pb2.ROLE_EXECUTOR, local_pb2.FromChild(step_applied=applied))
+    for name, last in (("a", local_pb2.ExecutorTimes(computing_ns=50, no_core_ns=1)), ("b", None)):
+        stopped = worker_pb2.RunStopped(run_id="r", times=last)
+        world.speak(name, worker_pb2.AttachRequest(run_stopped=stopped))
+    assert world.state() == "COMPLETED"
+    assert {worker: times.computing_ns for worker, times in world.run().times.items()} == {"a": 50, "b": 20}
+
+
 def test_w04_other_python_and_torch_minors_give_warnings() -> None:
     world = World()
     world.add_worker("a", make_registration("a", python="3.12.1", torch="2.11.0"))

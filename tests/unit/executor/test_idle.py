@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -110,8 +115,14 @@ class Clocks:
         return [(each.computing_ns, each.no_input_ns, each.no_credit_ns, each.no_core_ns) for each in found]
 
 
-def test_the_time_before_the_first_step_and_after_the_last_does_not_count() -> None:
-    clocks = Clocks()
+@pytest.fixture
+def clocks() -> Iterator[Clocks]:
+    made = Clocks()
+    yield made
+    made.port.close()
+
+
+def test_the_time_before_the_first_step_and_after_the_last_does_not_count(clocks: Clocks) -> None:
     clocks.after(100 * MS, None, is_waiting=True)
     clocks.after(900 * MS, 1, is_waiting=True)
     clocks.after(30 * MS, 1, is_waiting=False)
@@ -125,8 +136,7 @@ def test_the_time_before_the_first_step_and_after_the_last_does_not_count() -> N
     assert clocks.shown()[-1] == (20 * MS, 1030 * MS, 0, 0)
 
 
-def test_long_steps_are_shown_before_their_end_and_short_actions_cost_nothing() -> None:
-    clocks = Clocks()
+def test_long_steps_are_shown_before_their_end_and_short_actions_cost_nothing(clocks: Clocks) -> None:
     clocks.after(0, 1, is_waiting=False)
     for _ in range(2000):
         clocks.after(MS, 1, is_waiting=False)
@@ -135,8 +145,7 @@ def test_long_steps_are_shown_before_their_end_and_short_actions_cost_nothing() 
     assert clocks.shown()[-1] == (2000 * MS, 0, 0, 0)
 
 
-def test_a_step_is_told_all_of_its_time_without_a_core() -> None:
-    clocks = Clocks()
+def test_a_step_is_told_all_of_its_time_without_a_core(clocks: Clocks) -> None:
     clocks.after(0, 1, is_waiting=False)
     for _ in range(3):
         clocks.delay_ns += 100 * MS
@@ -149,3 +158,28 @@ def test_a_step_is_told_all_of_its_time_without_a_core() -> None:
 def test_the_system_tells_the_run_delay_of_a_thread() -> None:
     first = run_delay_ns()
     assert first is None or (second := run_delay_ns()) is None or 0 <= first <= second
+
+
+@pytest.mark.skipif(run_delay_ns() is None, reason="this system tells no run delay")
+def test_a_competitor_on_the_same_core_shows() -> None:
+    """Two processes that compute, both bound to one core: each has about half of it."""
+    cores = os.sched_getaffinity(0)
+    competitor = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    port = MemoryPort(Network())
+    try:
+        for pid in (0, competitor.pid):
+            os.sched_setaffinity(pid, {min(cores)})
+        began_ns = time.monotonic_ns()
+        occupancy = Occupancy(port, time.monotonic_ns)
+        occupancy.note(began_ns, 1, is_waiting=False)
+        while time.monotonic_ns() < began_ns + 600 * MS:
+            occupancy.note(time.monotonic_ns(), 1, is_waiting=False)
+        occupancy.step_ended()
+    finally:
+        os.sched_setaffinity(0, cores)
+        competitor.kill()
+        competitor.wait()
+        port.close()
+    shown = port.reported("executor_times")[-1]
+    assert shown.no_core_ns > 100 * MS
+    assert 600 * MS <= shown.computing_ns + shown.no_core_ns <= time.monotonic_ns() - began_ns
