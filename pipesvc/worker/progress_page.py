@@ -83,7 +83,12 @@ class ProgressView:
         return self._times
 
     def write_credit_waits(self, parts: tuple[int, int]) -> None:
-        _write(self._memory, _WAITS, _CREDIT.pack(*parts))
+        """To nobody, once it is closed."""
+        if not self._memory.closed:
+            _write(self._memory, _WAITS, _CREDIT.pack(*parts))
+
+    def close(self) -> None:
+        self._memory.close()
 
 
 def _write(memory: mmap.mmap, begin: int, data: bytes) -> None:

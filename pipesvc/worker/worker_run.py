@@ -189,7 +189,8 @@ class WorkerRun:
     def child_exited(self, role: types_pb2.Role, exit: ChildExit) -> None:
         progress = self._progress_of(role)
         self._last_times = self._times_of(role) or self._last_times
-        self._progress.pop(role, None)
+        if (view := self._progress.pop(role, None)) is not None:
+            view.close()
         if self._is_stopping or role in self._explained:
             return
         where = self._where

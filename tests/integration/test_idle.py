@@ -58,8 +58,7 @@ def test_the_stage_before_a_slow_one_has_no_credit(cluster: pipesvc.Client, same
     ways = {link["link"]: link["way"] for link in run.links()}
     assert ways["0>1/activation"] == ("same host" if same_host else "gRPC")
     trace = [event for event in run.trace() if event["stage"] == 0]
-    causes = {event["cause"]: event for event in trace}
-    assert causes.keys() == {"no input", "no credit", ""} - ({""} - {event["cause"] for event in trace})
+    assert {event["cause"] for event in trace if event["awaited_ns"]} == {"no input", "no credit"}
     assert all(event["awaited_credit_ns"] <= event["awaited_ns"] for event in trace)
     assert sum(event["awaited_credit_ns"] for event in trace) / 1e9 == pytest.approx(first["no_credit_s"], abs=0.3)
     assert sum(event["no_core_ns"] or 0 for event in trace) / 1e9 == pytest.approx(first["no_core_s"], abs=1e-6)
@@ -81,5 +80,5 @@ def test_a14_a_boundary_is_sent_when_its_forward_ends_and_received_ahead(cluster
             assert begins[step, 1, 0] < ends[step, 0, 1], same_host
             # And the next one lies there when stage 1 is ready for it, so long as a forward of stage 1 takes.
             assert ends[step, 0, 1] < ends[step, 1, 0]
-        late = [place for place, waited_ns in waited.items() if place[1] == 1 and place[2] and waited_ns > 5e6]
+        late = [place for place, waited_ns in waited.items() if place[1] == 1 and place[2] and waited_ns]
         assert len(late) <= 3, f"{same_host}: {late}"

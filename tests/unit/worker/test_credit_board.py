@@ -17,7 +17,8 @@ __all__ = ["children"]
 def test_the_child_sees_what_its_agent_knows() -> None:
     page, board = ProgressPage(), CreditBoard()
     board.change(LINK, True)
-    board.hang(ProgressView(os.dup(page.descriptor)))
+    view = ProgressView(os.dup(page.descriptor))
+    board.hang(view)
     ended_ns, since_ns = page.credit_waits
     assert ended_ns == 0
     assert 0 < since_ns <= time.monotonic_ns()
@@ -28,6 +29,10 @@ def test_the_child_sees_what_its_agent_knows() -> None:
     ended_ns, since_ns = page.credit_waits
     assert ended_ns > 0
     assert since_ns == 0
+    # The child has ended, and its links have not yet.
+    view.close()
+    board.change(LINK, True)
+    assert page.credit_waits == (ended_ns, 0)
     os.close(page.descriptor)
 
 
