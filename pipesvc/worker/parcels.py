@@ -62,6 +62,9 @@ class Parcels:
         # Of parcels of which more tensors are to come.
         self._partial: dict[Link, tuple[list[local_pb2.LocalTensor], list[Tensor | None]]] = {}
         self._num_coded: Counter[Link] = Counter()
+        # Of each link, the bytes of ours that the other side has not given back; and whose they are, by segment.
+        self.ahead_bytes: Counter[Link] = Counter()
+        self._lent: dict[int, tuple[Link, int]] = {}
 
     def described(
         self, link: Link, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None], codec: int
@@ -108,6 +111,8 @@ class Parcels:
     def released(self, release: local_pb2.ReleaseSegment) -> None:
         """The other side is done with a segment of ours."""
         self._pool.release(release.segment_id)
+        link, num_bytes = self._lent.pop(release.segment_id)
+        self.ahead_bytes[link] -= num_bytes
 
     def to_release(self) -> Iterator[local_pb2.ReleaseSegment]:
         """What the other side is to be told: its segments whose tensors are gone here."""
@@ -155,7 +160,7 @@ class Parcels:
             return ()
         segment = self._pool.allocate(local.total_bytes)
         tensors.copy_into(leaf, segment.view[: local.total_bytes])
-        return _lies_in(local, segment)
+        return self._lend(link, local, segment)
 
     def _coded(self, link: Link, local: local_pb2.LocalTensor, leaf: Tensor, codec: int) -> tuple[int, ...] | None:
         """The same in a codec; None: it cannot hold this tensor."""
@@ -173,14 +178,16 @@ class Parcels:
         local.codec = codec  # type: ignore[assignment]
         local.total_bytes = num_bytes
         if segment is not None:
-            return _lies_in(local, segment)
+            return self._lend(link, local, segment)
         local.inline_payload = bytes(view)
         return ()
 
-
-def _lies_in(local: local_pb2.LocalTensor, segment: Segment) -> tuple[int, ...]:
-    local.segment_id = segment.segment_id
-    if not segment.is_new:
-        return ()
-    local.new_segment_bytes = segment.size
-    return (segment.fd,)
+    def _lend(self, link: Link, local: local_pb2.LocalTensor, segment: Segment) -> tuple[int, ...]:
+        """The tensor lies in this segment until the other side gives it back; gives the descriptor to send along."""
+        self._lent[segment.segment_id] = link, segment.size
+        self.ahead_bytes[link] += segment.size
+        local.segment_id = segment.segment_id
+        if not segment.is_new:
+            return ()
+        local.new_segment_bytes = segment.size
+        return (segment.fd,)

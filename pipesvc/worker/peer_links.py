@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import Tensor
 
 from pipesvc.rpc.v1 import local_pb2
+from pipesvc.wire.ahead import Ahead
 from pipesvc.wire.links import Link
 from pipesvc.worker import peer_counts
 from pipesvc.worker.local_socket import Outgoing, PeerGoneError, receive_now
@@ -107,15 +108,24 @@ class PeerSender(PeerEnd):
         self._credit = window_parcels
         self._window = window_parcels
         self._num_sent = 0
+        self._ahead = Ahead()
         self.count = local_pb2.PeerCount(link=link.to_message())
 
     def send(self, step: int, micro_batch: int, structure: str, leaves: Sequence[Tensor | None], codec: int) -> None:
         """The tensors may be changed or freed as soon as this returns; credit decides when they go."""
+        num_bytes = 0
         for local, descriptors in self._parcels.described(self.link, step, micro_batch, structure, leaves, codec):
+            num_bytes += local.total_bytes
             peer_counts.add(self.count, local)
             ends_parcel = local.value + 1 >= local.num_values
             self._put(local_pb2.PeerMessage(tensor=local), descriptors, ends_parcel=ends_parcel)
+        self._ahead.made(num_bytes)
         self.flush()
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Of the parcels that the receiver has not taken; a dead one takes none and holds none."""
+        return 0 if self._is_gone else self._ahead.num_bytes
 
     def read(self) -> None:
         """Take in what the receiver says."""
@@ -123,7 +133,9 @@ class PeerSender(PeerEnd):
             if message.HasField("release_segment"):
                 self._parcels.released(message.release_segment)
             elif message.HasField("parcels_consumed"):
-                self._credit = max(self._credit, self._window + message.parcels_consumed.num_parcels)
+                num_parcels = message.parcels_consumed.num_parcels
+                self._credit = max(self._credit, self._window + num_parcels)
+                self._ahead.taken(num_parcels)
         self.flush()
 
     def _may_send(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 from torch import Tensor
 
 from pipesvc.rpc.v1 import local_pb2, types_pb2
-from pipesvc.wire import tree
+from pipesvc.wire import ahead, tree
 from pipesvc.wire.credit_waits import CreditWaits, total_ns
 from pipesvc.wire.links import Link
 from pipesvc.worker.local_socket import ChildEnd, Packet, PeerGoneError
@@ -56,6 +56,8 @@ class Port:
         self._counted_s = 0.0
         self._page: ProgressPage | None = None
         self._events: list[local_pb2.ToChild | ParcelArrived] = []
+        # The link that somebody waits for with more to send.
+        self._crowded: Link | None = None
         self.has_reported_ready = False
 
     def fileno(self) -> int:
@@ -63,7 +65,10 @@ class Port:
         return self._poll.fileno()
 
     def poll(self, timeout_s: float | None) -> list[local_pb2.ToChild | ParcelArrived]:
-        """All that has come, in order; waits for the first at most `timeout_s` (None: as long as the agent lives)."""
+        """All that has come, in order; waits for the first at most `timeout_s` (None: as long as the agent lives).
+
+        After a `has_room` that was false it also returns, with nothing, when that link has room.
+        """
         self._release_dead()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -71,7 +76,8 @@ class Port:
             ready = self._poll.poll(0.0 if self._events else left_s)
             for descriptor, _ in ready:
                 self._read(descriptor)
-            if self._events or (not ready and left_s is not None):
+            gets_room = self._crowded is not None and self.has_room(self._crowded)
+            if gets_room or self._events or (not ready and left_s is not None):
                 events, self._events = self._events, []
                 return events
 
@@ -110,6 +116,15 @@ class Port:
         now_ns = time.monotonic_ns()
         by_agent_ns = 0 if self._page is None else total_ns(self._page.credit_waits, now_ns)
         return by_agent_ns + total_ns(self._credit_waits.parts, now_ns)
+
+    def has_room(self, link: Link) -> bool:
+        """Whether so much of what was sent here has been taken that another parcel may be made for this link."""
+        num_bytes = self._parcels.ahead_bytes[link]
+        if (sender := self._senders.get(link)) is not None:
+            num_bytes += sender.ahead_bytes
+        has_room = ahead.has_room(num_bytes)
+        self._crowded = None if has_room else link
+        return has_room
 
     def report(self, message: local_pb2.FromChild) -> None:
         if message.HasField("progress"):

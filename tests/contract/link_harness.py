@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Self
 
 from pipesvc.errors import PipesvcError
 from pipesvc.net import options, servers
@@ -192,7 +193,7 @@ class Proxy:
         self.refuses = False
         self.address = target
 
-    async def __aenter__(self) -> Proxy:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.address = Address(host="127.0.0.1", port=self._server.sockets[0].getsockname()[1])
         return self

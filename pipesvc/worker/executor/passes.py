@@ -15,10 +15,12 @@ from torch import nn
 
 from pipesvc.core import schedules
 from pipesvc.core.actions import EVALUATING, Action
+from pipesvc.core.edges import Edges
 from pipesvc.core.live import live_peaks
 from pipesvc.errors import PipesvcError, Where
 from pipesvc.rpc.v1 import local_pb2
-from pipesvc.worker.executor import outputs
+from pipesvc.wire.links import Link
+from pipesvc.worker.executor import outputs, routes
 from pipesvc.worker.executor.inbox import Parcel
 from pipesvc.worker.executor.program import Parcels
 from pipesvc.worker.executor.stage import Stage
@@ -79,6 +81,18 @@ class Pass:
 
 def is_step(issue: local_pb2.IssueStep) -> bool:
     return issue.kind == local_pb2.PASS_KIND_UNSPECIFIED
+
+
+def crowded(port: PortLike, step: Pass, edges: Edges, action: Action, *, num_stages_here: int) -> Link | None:
+    """The link that keeps this action from making more than its receiver takes (`wire.ahead`).
+
+    Never in a step of training, whose schedule has a bound of its own, nor on a worker of several stages, where the
+    list has one: it is kept in order and lets no stage run far ahead of the others.
+    """
+    if step.is_step or num_stages_here > 1:
+        return None
+    links = (routes.activation_link(action.stage, consumer) for consumer in edges.consumers(action.stage))
+    return next((link for link in links if not port.has_room(link)), None)
 
 
 def forward(

@@ -62,6 +62,11 @@ def read_by(edges: Edges, action: Action) -> tuple[Link, ...]:
             return ()
 
 
+def crowded_text(link: Link) -> str:
+    """What is awaited where a receiver has not taken what was sent."""
+    return f"stage {link.consumer} to take what was sent on {link}"
+
+
 def waiting_text(action: Action, missing: Link, step: str) -> str:
     """What is awaited and from whom, for progress reports and traces."""
     what = str(missing).partition("/")[2]

@@ -176,7 +176,11 @@ class Runtime:
             self._saver.save(self._decider.scale)
 
     def _is_ready(self, action: Action) -> bool:
-        return self._first_missing(action) is None
+        return self._first_missing(action) is None and self._crowded(action) is None
+
+    def _crowded(self, action: Action) -> Link | None:
+        assert self._step is not None
+        return passes.crowded(self._port, self._step, self._settings.edges, action, num_stages_here=len(self._stages))
 
     def _first_missing(self, action: Action) -> Link | None:
         assert self._step is not None
@@ -277,6 +281,8 @@ class Runtime:
             missing = self._first_missing(action)
             if missing is not None:
                 return routes.waiting_text(action, missing, step.name)
+            if (crowded := self._crowded(action)) is not None:
+                return routes.crowded_text(crowded)
         return ""
 
     def _note_waiting(self, awaiting: str) -> None:

@@ -85,6 +85,10 @@ class MemoryPort:
     def credit_ns(self) -> int:
         return 0
 
+    def has_room(self, link: Link) -> bool:
+        """As narrow as can be: while one parcel has not come, no other one may be made."""
+        return self._network.num_on_their_way(link) == 0
+
     def report(self, message: local_pb2.FromChild) -> None:
         self.reports.append(message)
 
@@ -176,6 +180,9 @@ class Network:
             while queue and self._ends[link].arrives():
                 arrived.append(queue.popleft())
         return arrived
+
+    def num_on_their_way(self, link: Link) -> int:
+        return len(self._queues.get(link, ()))
 
     def hold(self, link: Link) -> ParcelArrived:
         """The next parcel of this link, which is late: others overtake it until it is released."""

@@ -15,7 +15,7 @@ from pipesvc.model.calling import arguments_of
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.worker.executor.optimizing import SchedulerChoice
 from pipesvc.worker.executor.passes import EvalMode
-from pipesvc.worker.executor.routes import label_link
+from pipesvc.worker.executor.routes import activation_link, label_link
 from pipesvc.worker.executor.scaling import ScalerSettings
 from tests.unit.executor import modules
 from tests.unit.executor.batches import Batch, batch_of, copied
@@ -261,3 +261,30 @@ def test_no_graph_is_kept_of_an_evaluation() -> None:
         Setup(make_layers=noisy_layers, cuts=(2,), loss=loss), random_batches(1, 1), random_batches(1, 1)
     )
     assert kept == [True, False, False, True]  # the last one is the plain loop's
+
+
+def test_a_first_stage_makes_no_more_than_is_taken_from_it() -> None:
+    """The second stage does not run at all: of 16 activations one is made, and the stage says for whom it waits."""
+    setup = Setup(make_layers=noisy_layers, cuts=(2,), loss=nn.functional.cross_entropy)
+    (batch,) = [batch_of(torch.randn(16, 6), torch.randint(3, (16,)), 16, 16)]
+    cluster = Cluster(setup, has_labels=False)
+    try:
+        first, feeder = cluster.runtimes["worker-0"], cluster.network.ports[-1]
+        for index, each in enumerate(batch[0]):
+            for link, value in setup.input_parcels(each):
+                feeder.send_parcel(link, 1, index, value)
+        for port in cluster.ports.values():
+            port.tell(
+                issue_step=local_pb2.IssueStep(
+                    step=1, shares=split.shares(batch[2]), rows=[1] * 16, kind=local_pb2.PASS_KIND_PREDICTION
+                )
+            )
+        while first.turn(0.0):
+            pass
+        assert cluster.network.sent[activation_link(0, 1)] == 1
+        said = cluster.ports["worker-0"].reported("progress")
+        assert said[-1].awaiting == "stage 1 to take what was sent on 0>1/activation"
+        cluster.turn_until_idle()
+        assert cluster.network.sent[activation_link(0, 1)] == 16
+    finally:
+        cluster.close()

@@ -22,9 +22,12 @@ ALL = [option for table in options.TABLES.values() for option in table]
 
 @pytest.fixture(scope="module")
 def known() -> set[str]:
-    """The names by which gRPC looks options up: whole strings of the library that runs here, not parts of texts."""
+    """The names by which gRPC looks options up: whole strings of the library that runs here, not parts of texts.
+
+    A whole string ends with a zero. Before it is another's zero or, for the first of a section, a byte of a table.
+    """
     (library,) = (Path(grpc.__file__).parent / "_cython").glob("cygrpc*.so")
-    found = re.findall(rb"(?<=\0)(grpc\.[a-z0-9_.]+)(?=\0)", library.read_bytes())
+    found = re.findall(rb"(?<![A-Za-z_. /:='\"%-])(grpc\.[a-z0-9_.]+)(?=\0)", library.read_bytes())
     return {name for name in map(bytes.decode, found) if not NO_OPTION.match(name)}
 
 
@@ -41,7 +44,7 @@ def test_an_option_has_a_name_that_grpc_knows(known: set[str], name: str) -> Non
         "grpc.http2.min_recv_ping_interval_without_data_ms",  # the name of the macro in gRPC's header
         "grpc.keepalive_time",
         "grpc.keepalive_timeout_s",
-        "grpc.http_proxy",
+        "grpc.https_proxy",
         "grpc.enable_http_prox",
         "grpc.max_recieve_message_length",
         "grpc.max_pings_without_data",

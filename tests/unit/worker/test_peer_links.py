@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -248,3 +249,34 @@ def test_gradients_that_a_codec_cannot_hold_are_counted_as_they_are(children: tu
     assert torch.equal(found, exact)
     count = counted(one)
     assert (count.tensor_bytes, count.coded_bytes, count.relative_error) == (1200, 1200, 0.0)
+
+
+def test_there_is_room_for_more_when_the_receiver_has_taken_what_was_sent(
+    children: tuple[Child, Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By parcels taken, not by memory given back: who keeps its tensors keeps nobody waiting. And `poll` tells."""
+    monkeypatch.setattr("pipesvc.wire.ahead.AHEAD_BYTES", 100_000)
+    one, other = children
+    join(one, other)
+    kept = []
+    for number in range(2):
+        assert one.port.has_room(LINK)
+        send(one, number, torch.ones(20_000))
+        kept += other.parcels()
+    assert not one.port.has_room(LINK)
+    assert one.port.has_room(BACK)
+    assert not one.port.has_room(LINK)
+    assert one.port.poll(0.01) == []
+    other.port.consumed(LINK)
+    started_s = time.monotonic()
+    assert one.port.poll(30.0) == []
+    assert time.monotonic() - started_s < 15.0
+    assert one.port.has_room(LINK)
+    send(one, 2, torch.ones(20_000))
+    assert not one.port.has_room(LINK)
+    other.port.close()
+    one.port.poll(0.01)
+    assert one.port.has_room(LINK)  # a receiver that is gone takes nothing any more
+    agent, own = socket_pair()
+    other.agent.close()
+    other.port, other.agent = Port(ChildEnd(own)), agent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -222,3 +223,26 @@ def test_without_its_agent_a_child_ends(pair: tuple[Port, Peer]) -> None:
         port.poll(None)
     with pytest.raises(SystemExit):
         port.report(local_pb2.FromChild(ready=local_pb2.Ready()))
+
+
+def test_there_is_room_for_more_when_the_agent_has_given_memory_back(
+    pair: tuple[Port, Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipesvc.wire.ahead.AHEAD_BYTES", 4 * LARGE)
+    port, peer = pair
+    other = Link(0, 2, types_pb2.LINK_KIND_ACTIVATION)
+    assert port.has_room(LINK)
+    port.send_parcel(LINK, 1, 0, torch.ones(LARGE))
+    assert not port.has_room(LINK)
+    assert port.has_room(other)
+    assert not port.has_room(LINK)
+    assert port.poll(0.01) == []
+    message, descriptors = peer.take()
+    for descriptor in descriptors:
+        os.close(descriptor)
+    release = local_pb2.ReleaseSegment(segment_id=message.tensor.segment_id)
+    peer.tell(local_pb2.ToChild(release_segment=release))
+    started_s = time.monotonic()
+    assert port.poll(30.0) == []
+    assert time.monotonic() - started_s < 15.0
+    assert port.has_room(LINK)
