@@ -30,7 +30,8 @@ LARGE_BYTES = NUM_LARGE * 4
 class HalfAgent:
     """The data side of an agent with one child, in this process."""
 
-    def __init__(self, *, has_checksums: bool = True) -> None:
+    def __init__(self, *, has_checksums: bool = True, child: Path = CHILD) -> None:
+        self._child = child
         self._has_checksums = has_checksums
         self.service = LinkService()
         self._server = servers.make_server(token=None, server_options=options.DATA_SERVER)
@@ -46,7 +47,7 @@ class HalfAgent:
         self.door = Door() if has_door else None
         agent_end, child_end = socket_pair()
         with child_end:
-            command = [sys.executable, str(CHILD), str(child_end.fileno()), *arguments]
+            command = [sys.executable, str(self._child), str(child_end.fileno()), *arguments]
             environment = {"PYTHONPATH": str(CHILD.parents[2]), "OMP_NUM_THREADS": "1"}
             self.process = subprocess.Popen(command, pass_fds=(child_end.fileno(),), env=environment)
         self.end = AgentEnd(agent_end, on_packet=self._on_packet, on_gone=lambda: None)
@@ -91,7 +92,7 @@ class HalfAgent:
         await self._server.stop(0.0)
 
 
-def _count(counts: list[worker_pb2.LinkCount], link: Link) -> worker_pb2.LinkCount:
+def count_of(counts: list[worker_pb2.LinkCount], link: Link) -> worker_pb2.LinkCount:
     (found,) = [count for count in counts if Link.from_message(count.link) == link]
     return found
 
@@ -111,8 +112,8 @@ async def test_parcels_arrive_in_order_and_all_segments_come_back(doors: tuple[b
             while first.exchange.num_segments_in_use or second.exchange.num_segments_in_use:
                 await asyncio.sleep(0.02)
         assert first.failures == second.failures == []
-        forward = _count(first.exchange.counts(), FORWARD)
-        backward = _count(second.exchange.counts(), BACKWARD)
+        forward = count_of(first.exchange.counts(), FORWARD)
+        backward = count_of(second.exchange.counts(), BACKWARD)
         assert forward.tensor_bytes == num_parcels * (LARGE_BYTES + 2)
         assert backward.tensor_bytes == num_parcels * LARGE_BYTES
         if all(doors):

@@ -56,9 +56,8 @@ def job(same_host: bool) -> pipesvc.Job:
     return pipesvc.Job(
         model=widening,
         loss=jobs.mean_square,
-        labels=False,
         optimizer=pipesvc.Optimizer(torch.optim.SGD, lr=0.0),
-        data=pipesvc.DataSource(source, batch_size=MICRO_BATCHES),
+        data=pipesvc.DataSource(source, batch_size=MICRO_BATCHES, labels=False),
         strategy=pipesvc.Strategy(micro_batches=MICRO_BATCHES, boundaries=(1,), same_host=same_host),
     )
 
