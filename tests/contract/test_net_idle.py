@@ -46,7 +46,7 @@ class TappedProxy(Proxy):
         await super()._pump(reader, writer, budget, is_answer=is_answer)
 
 
-def frames(tape: bytes) -> Counter[int]:
+def frames(tape: bytes | bytearray) -> Counter[int]:
     """HTTP/2 frames by type; of pings those alone that are no answers."""
     found: Counter[int] = Counter()
     at = 0
