@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pipesvc.client.progress import duration
 from pipesvc.client.times import times_lines
 from pipesvc.client.watching import ENDED, failure_of, state_name
+from pipesvc.core.planner import shared_threads
 from pipesvc.rpc.v1 import run_pb2, types_pb2
 from pipesvc.wire.links import Link
+from pipesvc.wire.registrations import worker_info
 
 WAYS = {types_pb2.LINK_WAY_GRPC: "over gRPC", types_pb2.LINK_WAY_SAME_HOST: "within a host"}
 
@@ -33,7 +35,9 @@ def runs_text(runs: Sequence[run_pb2.Run]) -> str:
 def status_text(status: run_pb2.GetStatusResponse, now_s: float | None = None) -> str:
     """Workers, live runs, and for each what it waits for."""
     now_s = time.time() if now_s is None else now_s
-    parts = [table(("WORKER", "HOST", "DEVICES", "THREADS", "BEAT", "DOES"), map(_worker_row, status.workers))]
+    threads = shared_threads([worker_info(worker.registration) for worker in status.workers])
+    rows = [_worker_row(worker, threads[worker.registration.name]) for worker in status.workers]
+    parts = [table(("WORKER", "HOST", "DEVICES", "THREADS", "BEAT", "DOES"), rows)]
     if not status.workers:
         parts = ["no workers"]
     parts += [_unreached_line(unreached, now_s) for unreached in status.unreached]
@@ -61,14 +65,15 @@ def _run_row(run: run_pb2.Run) -> tuple[str, ...]:
     return (run.run_id, state_name(run.state), steps, run.name, " ".join(str(failure).split()) if failure else "")
 
 
-def _worker_row(worker: run_pb2.WorkerStatus) -> tuple[str, ...]:
+def _worker_row(worker: run_pb2.WorkerStatus, num_threads: int) -> tuple[str, ...]:
+    """The threads are those of a run on all workers: one on fewer gives each a larger share."""
     found = worker.registration
     does = ", ".join(f"{child.run_id} {child.progress.phase}" for child in worker.children) or "idle"
     return (
         found.name,
         found.host,
         ",".join(found.devices),
-        str(found.num_threads or "shared"),
+        str(num_threads) if found.num_threads else f"{num_threads} of {found.num_cores}, shared",
         f"{worker.last_beat_age_s:.1f} s ago",
         f"draining, {does}" if worker.is_draining else does,
     )

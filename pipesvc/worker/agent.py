@@ -78,7 +78,8 @@ class Agent:
             self.outbox.clear()
             self._end_all("a new coordinator has taken over")
         self._term = welcome.term
-        self.say(f"registered at the coordinator {self._settings.coordinator}")
+        threads = identity.threads_text(self._settings.num_threads)
+        self.say(f"registered at the coordinator {self._settings.coordinator}; {threads}")
         if self._is_draining:
             self.outbox.put(worker_pb2.AttachRequest(draining=True))
 

@@ -77,6 +77,13 @@ def num_cores() -> int:
     return allowed
 
 
+def threads_text(num_threads: int) -> str:
+    """With how many threads torch will compute, for people; 0 means assigned per run."""
+    if num_threads:
+        return f"torch has {num_threads} thread{'s' if num_threads > 1 else ''} here (--threads)"
+    return f"torch has a thread for each of this machine's {num_cores()} cores, shared among a run's workers here"
+
+
 def memory_bytes() -> int:
     """Memory of the host, or of this process's control group where that is less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -34,7 +34,7 @@ def _free_port() -> int:
 
 @pytest.mark.asyncio
 async def test_a_worker_registers_with_all_that_the_coordinator_needs(tmp_path: Path) -> None:
-    async with worker_of(FakeCoordinator(), tmp_path) as (_, attached):
+    async with worker_of(FakeCoordinator(), tmp_path) as (agent, attached):
         register = attached.received[0].register
         await attached.until(lambda each: each.beat.sent_unix_ns > 0)
     assert register.name == "w"
@@ -44,6 +44,7 @@ async def test_a_worker_registers_with_all_that_the_coordinator_needs(tmp_path: 
     assert register.num_cores > 0
     assert register.boot_id
     assert register.fingerprint
+    assert f"; torch has a thread for each of this machine's {register.num_cores} cores, shared" in agent.stderr
     assert register.versions.wire == 1
     assert parse(register.data_address).port > 0
 

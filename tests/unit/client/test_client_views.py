@@ -97,6 +97,7 @@ def test_status_names_workers_and_what_is_awaited() -> None:
     worker = status.workers.add(last_beat_age_s=0.2)
     worker.registration.name, worker.registration.host = "big-memory", "h1"
     worker.registration.devices.extend(["cpu", "cuda:0"])
+    worker.registration.num_cores = 8
     run = status.runs.add(run_id="r1", state=run_pb2.RUN_STATE_WAITING)
     run.awaited.add(
         what="2 of 3 workers",
@@ -106,10 +107,25 @@ def test_status_names_workers_and_what_is_awaited() -> None:
         then="the run fails with MISSING_WORKER",
     )
     text = status_text(status, now_s=100.0)
-    assert "big-memory  h1    cpu,cuda:0  shared   0.2 s ago  idle" in text
+    assert "big-memory  h1    cpu,cuda:0  8 of 8, shared  0.2 s ago  idle" in text
     line = "r1: waits for 2 of 3 workers from gpu-box, since 10 s, for 1 min 0 s more"
     assert f"{line}, then the run fails with MISSING_WORKER" in text
     assert status_text(run_pb2.GetStatusResponse()) == "no workers\nno live runs"
+
+
+def test_status_shows_how_many_threads_torch_has_on_each_worker() -> None:
+    """Said, or a share of its machine's cores as a run on all workers would give it."""
+    status = run_pb2.GetStatusResponse()
+    for name, boot_id, num_threads in (("a", "one", 0), ("b", "one", 0), ("c", "one", 3), ("d", "other", 0)):
+        found = status.workers.add().registration
+        found.name, found.boot_id, found.num_threads, found.num_cores = name, boot_id, num_threads, 6
+    cells = [line.split("  ")[1:] for line in status_text(status, now_s=100.0).splitlines()[1:5]]
+    assert [next(cell.strip() for cell in row if cell.strip()) for row in cells] == [
+        "2 of 6, shared",
+        "2 of 6, shared",
+        "3",
+        "6 of 6, shared",
+    ]
 
 
 def test_status_warns_of_workers_that_cannot_reach_each_other() -> None:
