@@ -136,6 +136,7 @@ def strategy_of(plan: Plan, asked: Strategy) -> Strategy:
         in_flight=plan.in_flight or None,
         recompute=asked.recompute,
         compile=asked.compile,
+        same_host=asked.same_host,
         codec=asked.codec,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,13 @@ def test_the_strategy_of_a_plan_gives_that_plan_again() -> None:
         assert strategy_of(planned.plan, planned.strategy) == planned.strategy
 
 
+def test_what_no_plan_decides_is_kept_as_it_was_asked() -> None:
+    asked = job(boundaries="auto", schedule="auto", same_host=False, recompute=True, codec=Codec(activations="bf16"))
+    found = plan_job(asked, TWO, crew("a", "b")).strategy
+    assert (found.same_host, found.recompute, found.codec) == (False, True, asked.strategy.codec)
+    assert {each.name for each in fields(Strategy)} == set(_FIELDS)
+
+
 def test_a_step_is_simulated_with_the_micro_batches_of_all_its_mini_batches() -> None:
     """The strategy keeps those of one, so that it can be submitted again."""
     one, three = (plan_job(replace(job(num_stages=2), accumulate=each), TWO, crew("a", "b")) for each in (1, 3))
@@ -64,7 +71,7 @@ def test_a_step_is_simulated_with_the_micro_batches_of_all_its_mini_batches() ->
 
 _FIELDS = (
     "pipeline", "micro_batches", "schedule", "num_stages", "boundaries", "placement", "allow_cpu_for_gpu", "in_flight",
-    "recompute", "compile", "codec",
+    "recompute", "compile", "same_host", "codec",
 )  # fmt: skip
 
 
