@@ -1,110 +1,226 @@
-"""Tokens per second of pipesvc beside torch.distributed.pipelining: a GPT on two processes of one thread each.
+"""Tokens per second of pipesvc beside torch.distributed.pipelining, on two processes of one thread each.
 
-    python -m benchmarks.pipeline                    # 7 rounds; writes benchmarks/results/pipeline.json
-    python -m benchmarks.pipeline --tiny --rounds 1  # does it work? writes nothing
+    python -m benchmarks.pipeline                          # writes benchmarks/results/pipeline.json
+    python -m benchmarks.pipeline --only thin-8            # one workload; writes nothing
+    python -m benchmarks.pipeline --only tiny --rounds 1   # does it work?
 
-All contenders train the same layers with the same weights on the same batch, cut at the same place into the same
-micro-batches, with the same optimizer. A turn is one contender's run from its start to its end: processes are started
-for it, some steps warm up, and the time counts from the end of the last of these to the end of the last step.
+All contenders train the same layers with the same weights on the same batch, in the same micro-batches, with the same
+optimizer. Ours has the plan and the schedule that `auto` finds from a profile, over the links of one host and forced
+onto gRPC. torch has its equal cut into stages and, for honesty, also the cut that our plan has found. Of torch's
+other schedules each runs once; the best of them runs in every round.
+
+A turn is some steps of one contender: first those that warm up, then those that count. Contenders take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from benchmarks import results, rounds, service_turn, torch_turn
+import pipesvc
+from benchmarks import results, rounds
 from benchmarks.report import lines
 from benchmarks.results import Result
 from benchmarks.rounds import Turn
-from benchmarks.sizes import FULL, TINY, Sizes
+from benchmarks.service_turn import make_job, run_turn
+from benchmarks.torch_turn import TWO_STAGES_EACH, TorchProcesses
+from benchmarks.workloads import WORKLOADS
 
 NUM_PROCESSES: Final = 2
-AIM: Final = "ratio >= 0.95"
 SINGLE: Final = "one process, one thread"
-TORCH: Final = "torch 1F1B over gloo"
-OURS: Final = "pipesvc 1F1B"
+TORCH: Final = "torch 1F1B"
+TORCH_BEST: Final = "torch's best"
+TORCH_OUR_CUT: Final = "torch 1F1B, cut as our plan"
+SAME_HOST: Final = "pipesvc auto, same host"
+GRPC: Final = "pipesvc auto, gRPC"
+OURS: Final = (SAME_HOST, GRPC)
+
+Pair = tuple[str, str]
+"""A contender and the one that it is compared with."""
+
+# By workload: rounds, and what is compared, with its aim.
+ROUNDS: Final[Mapping[str, int]] = {"gpt": 5, "thin-8": 7, "thin-16": 5, "asleep": 7, "tiny": 1}
+_THIN: Final[Mapping[Pair, str]] = {(SAME_HOST, TORCH): "ratio >= 1.05", (GRPC, TORCH): "ratio >= 1.0"}
+_GPT: Final[Mapping[Pair, str]] = {
+    (SAME_HOST, TORCH): "ratio >= 1.1",
+    (SAME_HOST, TORCH_BEST): "ratio >= 1.05",
+    (GRPC, TORCH): "ratio >= 1.0",
+    (SAME_HOST, TORCH_OUR_CUT): "",
+    (GRPC, TORCH_OUR_CUT): "",
+    (TORCH_BEST, TORCH): "",
+    (TORCH_OUR_CUT, TORCH): "",
+}
+AIMS: Final[Mapping[str, Mapping[Pair, str]]] = {
+    "gpt": _GPT,
+    "tiny": _GPT,
+    "thin-8": _THIN,
+    "thin-16": _THIN,
+    "asleep": {(SAME_HOST, TORCH): "ratio >= 1.2", (GRPC, TORCH): ""},
+}
 
 RunTurn = Callable[[], Turn]
 
 
-def contenders(sizes: Sizes) -> dict[str, RunTurn]:
-    """In the order of the even rounds: the two that the aim compares follow each other."""
-    torch_run = partial(torch_turn.run_turn, sizes, num_processes=NUM_PROCESSES)
-    service_run = partial(service_turn.run_turn, sizes, num_workers=NUM_PROCESSES)
-    return {
-        SINGLE: partial(torch_turn.run_turn, sizes, schedule="", num_processes=1),
-        "torch GPipe over gloo": partial(torch_run, schedule="GPipe"),
-        # Without being told, torch joins the outputs of all micro-batches into one tensor at the end of a step.
-        "torch 1F1B over gloo, return_outputs=False": partial(torch_run, schedule="1F1B", keeps_outputs=False),
-        TORCH: partial(torch_run, schedule="1F1B"),
-        OURS: partial(service_run, schedule="1F1B"),
-        "pipesvc GPipe": partial(service_run, schedule="GPipe"),
-        "pipesvc 1F1B, in_flight=3": partial(service_run, schedule="1F1B", in_flight=3),
-        "pipesvc 1F1B, in_flight=4": partial(service_run, schedule="1F1B", in_flight=4),
-    }
+@dataclass(kw_only=True, slots=True)
+class Measured:
+    turns: dict[str, list[Turn]] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    """What a contender turned out to be: a plan, a schedule."""
+
+    def take(self, name: str, run: RunTurn, num_tokens: int) -> Turn:
+        turn = run()
+        self.turns.setdefault(name, []).append(turn)
+        print(f"{turn.tokens_per_s(num_tokens):9.0f} tokens/s, {turn.step_s * 1e3:6.0f} ms a step  {name}", flush=True)
+        return turn
 
 
-def measure(runs: Mapping[str, RunTurn], num_rounds: int, num_tokens: int) -> dict[str, list[Turn]]:
-    turns: dict[str, list[Turn]] = {name: [] for name in runs}
-    for round_index in range(num_rounds):
-        for name in rounds.order(list(runs), round_index):
-            turn = runs[name]()
-            turns[name].append(turn)
-            print(
-                f"round {round_index + 1} of {num_rounds}: {turn.tokens_per_s(num_tokens):9.0f} tokens/s  {name}",
-                flush=True,
-            )
-    return turns
+def measure(workload: str, client: pipesvc.Client, num_rounds: int) -> Measured:
+    what, measured = WORKLOADS[workload], Measured()
+    names = {name for pair in AIMS[workload] for name in pair}
+    with ExitStack() as stack:
+        open_torch = partial(_open_torch, stack, workload)
+        runs: dict[str, RunTurn] = {}
+        if TORCH_BEST in names:
+            best = _best_of_torch(workload, measured)
+            measured.notes[TORCH_BEST] = best
+            runs[TORCH_BEST] = open_torch(_TORCH_RUNS[best])
+        for name in OURS:
+            strategy = pipesvc.Strategy(boundaries="auto", schedule="auto", same_host=name == SAME_HOST)
+            planned = client.plan(make_job(workload, strategy))
+            measured.notes[name] = _plan_text(planned)
+            runs[name] = partial(run_turn, client, make_job(workload, planned.strategy), what.num_warm_up_steps)
+            print(f"{name}: {measured.notes[name]}", flush=True)
+            if name == SAME_HOST and TORCH_OUR_CUT in names:
+                runs[TORCH_OUR_CUT] = open_torch(_TORCH_RUNS["1F1B"], _cut_of(planned))
+        runs[TORCH] = open_torch(_TORCH_RUNS["1F1B"])
+        for round_index in range(num_rounds):
+            for name in rounds.order(list(runs), round_index):
+                measured.take(name, runs[name], what.num_tokens)
+    return measured
 
 
-def figures(turns: Mapping[str, Sequence[Turn]], num_tokens: int, command: str) -> list[Result]:
-    speeds = {name: [turn.tokens_per_s(num_tokens) for turn in own] for name, own in turns.items()}
-    num_rounds = len(turns[OURS])
-    found = []
-    for name in sorted(speeds, key=lambda name: name != OURS):
-        is_torch = name == TORCH
-        found.append(
-            results.result(
-                f"GPT, {NUM_PROCESSES} workers: {name}" if name != SINGLE else f"GPT: {name}",
-                rounds.spread(speeds[name]),
-                unit="tokens/s",
-                against="" if is_torch else TORCH,
-                ratio=None if is_torch else rounds.spread(rounds.ratios(speeds[name], speeds[TORCH])),
-                aim=AIM if name == OURS else "",
-                command=command,
-                num_rounds=num_rounds,
-            )
-        )
-    difference, whose = rounds.largest_loss_difference(turns, SINGLE)
-    print(f"largest relative difference of a loss: {difference:.3g}" + (f", of {whose}" if difference else ""))
-    found.append(
-        results.result(
-            f"GPT: largest relative difference of a loss in the first {rounds.NUM_COMPARED_STEPS} steps, any contender",
-            rounds.spread([difference]),
-            unit="of the loss",
-            against=SINGLE,
-            aim=f"value <= {rounds.LOSS_TOLERANCE:g}",
-            command=command,
-            num_rounds=num_rounds,
-        )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchRun:
+    schedule: str
+    keeps_outputs: bool = True
+    """Without being told, torch joins the outputs of all micro-batches into one tensor at the end of a step."""
+
+
+_TORCH_RUNS: Final[Mapping[str, TorchRun]] = {
+    "1F1B": TorchRun(schedule="1F1B"),
+    "1F1B, return_outputs=False": TorchRun(schedule="1F1B", keeps_outputs=False),
+    "GPipe": TorchRun(schedule="GPipe"),
+} | {name: TorchRun(schedule=name) for name in TWO_STAGES_EACH}
+
+
+def _open_torch(stack: ExitStack, workload: str, run: TorchRun, boundaries: tuple[int, ...] = ()) -> RunTurn:
+    processes = TorchProcesses(
+        workload,
+        run.schedule,
+        num_processes=NUM_PROCESSES,
+        boundaries=boundaries,
+        keeps_outputs=run.keeps_outputs,
     )
-    return found
+    return stack.enter_context(processes).turn
+
+
+def _best_of_torch(workload: str, measured: Measured) -> str:
+    """Each once; the whole model in one process besides, whose losses are the truth."""
+    num_tokens = WORKLOADS[workload].num_tokens
+    with TorchProcesses(workload, "", num_processes=1) as alone:
+        measured.take(SINGLE, alone.turn, num_tokens)
+    speeds = {}
+    for name, run in _TORCH_RUNS.items():
+        with ExitStack() as stack:
+            turn = measured.take(f"torch {name}, once", _open_torch(stack, workload, run), num_tokens)
+        speeds[name] = turn.tokens_per_s(num_tokens)
+    return max((name for name in speeds if name != "1F1B"), key=lambda name: speeds[name])
+
+
+def _cut_of(planned: pipesvc.client.planning.Planned) -> tuple[int, ...]:
+    """Of two stages: where a plan has more, each worker's first half of the layers, as near as stages allow."""
+    firsts, counts = [0], [len(stage.layer_names) for stage in planned.plan.stages]
+    for count in counts:
+        firsts.append(firsts[-1] + count)
+    return (firsts[len(counts) // 2],)
+
+
+def _plan_text(planned: pipesvc.client.planning.Planned) -> str:
+    counts = "+".join(str(len(stage.layer_names)) for stage in planned.plan.stages)
+    in_flight = f", {planned.plan.in_flight} in flight" if planned.plan.in_flight else ""
+    return f"{planned.plan.schedule}, {counts} layers{in_flight}"
+
+
+def figures(workload: str, measured: Measured, command: str) -> list[Result]:
+    what, turns = WORKLOADS[workload], measured.turns
+    speeds = {name: [turn.tokens_per_s(what.num_tokens) for turn in own] for name, own in turns.items()}
+
+    def called(name: str) -> str:
+        note = measured.notes.get(name, "")
+        return f"{name} ({note})" if note else name
+
+    found = [
+        results.result(
+            f"{what.title}, {NUM_PROCESSES} workers: {called(name)}",
+            rounds.spread(speeds[name]),
+            unit="tokens/s",
+            against=called(other),
+            ratio=rounds.spread(rounds.ratios(speeds[name], speeds[other])),
+            aim=aim,
+            command=command,
+            num_rounds=len(speeds[name]),
+        )
+        for (name, other), aim in AIMS[workload].items()
+    ]
+    compared = {name for pair in AIMS[workload] for name in pair} - {TORCH}
+    found += [
+        results.result(
+            f"{what.title}: {name}",
+            rounds.spread(own),
+            unit="tokens/s",
+            command=command,
+            num_rounds=len(own),
+        )
+        for name, own in speeds.items()
+        if name not in compared
+    ]
+    return [*found, _loss_figure(what.title, turns, command)]
+
+
+def _loss_figure(title: str, turns: Mapping[str, Sequence[Turn]], command: str) -> Result:
+    truth = SINGLE if SINGLE in turns else TORCH
+    difference, whose = rounds.largest_loss_difference(turns, truth)
+    print(f"largest relative difference of a loss: {difference:.3g}" + (f", of {whose}" if difference else ""))
+    return results.result(
+        f"{title}: largest relative difference of a loss in the first {rounds.NUM_COMPARED_STEPS} steps, any contender",
+        rounds.spread([difference]),
+        unit="of the loss",
+        against=truth,
+        aim=f"value <= {rounds.LOSS_TOLERANCE:g}",
+        command=command,
+        num_rounds=max(map(len, turns.values())),
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tokens per second beside torch.distributed.pipelining.")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--tiny", action="store_true", help="a small model, to see that it works; writes nothing")
+    parser.add_argument("--rounds", type=int, help="of each workload, instead of its own number")
+    parser.add_argument("--only", choices=sorted(WORKLOADS), help="one workload; writes nothing")
     arguments = parser.parse_args()
-    sizes = TINY if arguments.tiny else FULL
-    command = f"python -m benchmarks.pipeline --rounds {arguments.rounds}" + (" --tiny" if arguments.tiny else "")
-    turns = measure(contenders(sizes), arguments.rounds, sizes.num_tokens)
-    found = figures(turns, sizes.num_tokens, command)
+    names = [arguments.only] if arguments.only else [name for name in WORKLOADS if name != "tiny"]
+    command = "python -m benchmarks.pipeline" + (f" --rounds {arguments.rounds}" if arguments.rounds else "")
+    found = []
+    for name in names:
+        # A cluster for each, so that profiles and weights of one are gone before the next.
+        with pipesvc.LocalCluster(num_workers=NUM_PROCESSES, num_threads=1) as client:
+            measured = measure(name, client, arguments.rounds or ROUNDS[name])
+        found += figures(name, measured, command)
     print("\n".join(lines(found)))
-    if not arguments.tiny:
+    if not arguments.only:
         results.write(results.FOLDER / "pipeline.json", found)
 
 

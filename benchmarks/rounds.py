@@ -15,10 +15,6 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-NUM_WARM_UP_STEPS: Final = 2
-NUM_TIMED_STEPS: Final = 6
-NUM_STEPS: Final = NUM_WARM_UP_STEPS + NUM_TIMED_STEPS
-
 # Losses of the first steps must agree within this, relative to the single process. float32 has 1.2e-7, and a loss is
 # the mean of thousands of terms; a wrong gradient, share or cut changes the second loss by more than 1e-3.
 NUM_COMPARED_STEPS: Final = 3
@@ -31,15 +27,22 @@ class Turn:
 
     step_ends_ns: tuple[int, ...]
     losses: tuple[float, ...]
+    num_warm_up_steps: int
 
     def __post_init__(self) -> None:
-        if len(self.step_ends_ns) != NUM_STEPS or len(self.losses) != NUM_STEPS:
-            raise ValueError(f"{len(self.step_ends_ns)} times and {len(self.losses)} losses of {NUM_STEPS} steps")
+        if len(self.step_ends_ns) != len(self.losses):
+            raise ValueError(f"{len(self.step_ends_ns)} times and {len(self.losses)} losses")
+        if not 1 <= self.num_warm_up_steps < len(self.losses):
+            raise ValueError(f"{self.num_warm_up_steps} of {len(self.losses)} steps warm up")
+
+    @property
+    def step_s(self) -> float:
+        """Over the timed steps as a whole: where steps overlap, the time of a single one says little."""
+        taken_ns = self.step_ends_ns[-1] - self.step_ends_ns[self.num_warm_up_steps - 1]
+        return taken_ns / 1e9 / (len(self.losses) - self.num_warm_up_steps)
 
     def tokens_per_s(self, num_tokens: int) -> float:
-        """Over the timed steps as a whole: where steps overlap, the time of a single one says little."""
-        taken_ns = self.step_ends_ns[-1] - self.step_ends_ns[NUM_WARM_UP_STEPS - 1]
-        return num_tokens * NUM_TIMED_STEPS * 1e9 / taken_ns
+        return num_tokens / self.step_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,47 +1,43 @@
-"""Runs one turn of pipesvc: the whole service, started for it and ended after it, measured by its own step records.
+"""Turns of pipesvc on a service that is there: each is a run of its own, measured by the service's own step records.
 
-A coordinator, two workers with their agents and children, and this process as the client: what a user would start.
-All of it runs while its steps are timed, and none of it while another contender is.
+Coordinator and agents stay between turns, as they do for users, and take what their beats take, half a percent of a
+core. What computes, and the links between, is new in each turn; it is started before the first step and gone after the
+last, so none of it runs while another contender is measured.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 
 import torch
 
 import pipesvc
 from benchmarks import gpt
-from benchmarks.rounds import NUM_STEPS, Turn
-from benchmarks.sizes import DATA_SEED, LEARNING_RATE, MODEL_SEED, Sizes
+from benchmarks.rounds import Turn
+from benchmarks.sizes import LEARNING_RATE, MODEL_SEED
+from benchmarks.workloads import WORKLOADS
 
 
-def make_job(sizes: Sizes, *, schedule: str, num_stages: int, in_flight: int | None = None) -> pipesvc.Job:
-    source = pipesvc.Call(
-        gpt.same_batch_for_ever,
-        num_rows=sizes.num_rows,
-        context=sizes.model.context,
-        vocabulary=sizes.model.vocabulary,
-        seed=DATA_SEED,
-    )
+def make_job(workload: str, strategy: pipesvc.Strategy) -> pipesvc.Job:
+    """Its number of micro-batches is that of the workload."""
+    what = WORKLOADS[workload]
     return pipesvc.Job(
-        model=pipesvc.Call(gpt.build_model, **asdict(sizes.model)),
-        loss=gpt.token_loss,
+        model=pipesvc.Call(what.build, **what.arguments),
+        loss=what.loss,
         optimizer=pipesvc.Optimizer(torch.optim.SGD, lr=LEARNING_RATE),
-        data=pipesvc.DataSource(source, yields="batch"),
-        strategy=pipesvc.Strategy(
-            micro_batches=sizes.num_micro_batches,
-            schedule=schedule,
-            boundaries=sizes.boundaries(num_stages),
-            in_flight=in_flight,
-        ),
-        max_steps=NUM_STEPS,
+        data=pipesvc.DataSource(pipesvc.Call(gpt.same_batch_for_ever, **what.batch), yields="batch"),
+        strategy=replace(strategy, micro_batches=what.num_micro_batches),
+        max_steps=what.num_steps,
         seed=MODEL_SEED,
     )
 
 
-def run_turn(sizes: Sizes, *, schedule: str, num_workers: int, in_flight: int | None = None) -> Turn:
-    job = make_job(sizes, schedule=schedule, num_stages=num_workers, in_flight=in_flight)
-    with pipesvc.LocalCluster(num_workers=num_workers, num_threads=1) as client:
-        steps = list(client.submit(job).steps())
-    return Turn(step_ends_ns=tuple(round(step.time * 1e9) for step in steps), losses=tuple(step.loss for step in steps))
+def run_turn(client: pipesvc.Client, job: pipesvc.Job, num_warm_up_steps: int) -> Turn:
+    run = client.submit(job)
+    steps = list(run.steps())
+    run.wait()  # until its weights are saved and its processes are gone
+    return Turn(
+        step_ends_ns=tuple(round(step.time * 1e9) for step in steps),
+        losses=tuple(step.loss for step in steps),
+        num_warm_up_steps=num_warm_up_steps,
+    )

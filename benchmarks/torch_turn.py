@@ -1,7 +1,7 @@
-"""Runs one turn of plain PyTorch, in one process or in several of torch.distributed.pipelining, to the end.
+"""Turns of plain PyTorch, in one process or in several of torch.distributed.pipelining.
 
-The processes are new for each turn and gone after it, so that nothing of this contender runs while another is
-measured.
+The processes live as long as one object and wait on a pipe between turns, so that a turn costs no start: they take no
+processor time while another contender is measured, only memory.
 """
 
 from __future__ import annotations
@@ -9,22 +9,25 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from types import TracebackType
+from typing import IO, Any, Final
 
-from benchmarks.rounds import NUM_STEPS, Turn
-from benchmarks.sizes import ModelSizes, Sizes
+from benchmarks.rounds import Turn
+from benchmarks.workloads import WORKLOADS
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-_TURN_S: Final = 600.0
+# torch's schedules with one stage for each process; all others have two.
+ONE_STAGE_EACH: Final = ("GPipe", "1F1B")
+TWO_STAGES_EACH: Final = ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+_V_SHAPED: Final = ("ZBVZeroBubble", "DualPipeV")
+_TURN_S: Final = 300.0
 _NUM_LAST_CHARACTERS: Final = 2000
 
 
@@ -32,10 +35,10 @@ _NUM_LAST_CHARACTERS: Final = 2000
 class TorchLoop:
     """What one process does. `schedule` is one of torch's names, or "" for a loop over the whole model."""
 
-    sizes: Sizes
+    workload: str
     schedule: str
+    boundaries: tuple[int, ...]
     keeps_outputs: bool
-    num_steps: int
     num_processes: int
     index: int
     store_path: str
@@ -46,70 +49,113 @@ class TorchLoop:
     @staticmethod
     def from_json(text: str) -> TorchLoop:
         values: dict[str, Any] = json.loads(text)
-        sizes = dict(values["sizes"])
-        sizes["model"] = ModelSizes(**sizes["model"])
-        return TorchLoop(**(values | {"sizes": Sizes(**sizes)}))
+        return TorchLoop(**(values | {"boundaries": tuple(values["boundaries"])}))
 
 
-def run_turn(sizes: Sizes, *, schedule: str, num_processes: int, keeps_outputs: bool = True) -> Turn:
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        loops = [
-            TorchLoop(
-                sizes=sizes,
-                schedule=schedule,
-                keeps_outputs=keeps_outputs,
-                num_steps=NUM_STEPS,
-                num_processes=num_processes,
-                index=index,
-                store_path=str(Path(folder) / "store"),
-            )
-            for index in range(num_processes)
-        ]
-        outcomes = _run_all(loops, Path(folder))
-    ends_ns = zip(*(outcome["step_ends_ns"] for outcome in outcomes), strict=True)
-    return Turn(step_ends_ns=tuple(max(each) for each in ends_ns), losses=tuple(outcomes[-1]["losses"]))
+def homes(schedule: str, num_processes: int) -> list[int]:
+    """The process of each stage, as torch wants them: in turn, or there and back."""
+    there = list(range(num_processes))
+    if schedule in ONE_STAGE_EACH:
+        return there
+    return there + (there[::-1] if schedule in _V_SHAPED else there)
 
 
-def _run_all(loops: list[TorchLoop], folder: Path) -> list[dict[str, Any]]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    running: list[subprocess.Popen[bytes]] = []
-    try:
-        for loop in loops:
-            with (folder / f"out-{loop.index}").open("wb") as out, (folder / f"err-{loop.index}").open("wb") as err:
-                command = [sys.executable, "-m", "benchmarks.torch_loop", loop.to_json()]
-                running.append(subprocess.Popen(command, stdout=out, stderr=err, env=environment))
-        _await_exits(running)
-    finally:
-        for process in running:
+class TorchProcesses:
+    """`boundaries`: torch gets an equal cut where there are none."""
+
+    def __init__(
+        self,
+        workload: str,
+        schedule: str,
+        *,
+        num_processes: int,
+        boundaries: tuple[int, ...] = (),
+        keeps_outputs: bool = True,
+    ) -> None:
+        self._what = WORKLOADS[workload]
+        self._name = f"torch {schedule or 'alone'}"
+        num_stages = len(homes(schedule, num_processes)) if schedule else 1
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
+            self._running: list[subprocess.Popen[bytes]] = []
+            stack.callback(self._kill)
+            self._errors = [folder / f"err-{index}" for index in range(num_processes)]
+            for index, errors in enumerate(self._errors):
+                loop = TorchLoop(
+                    workload=workload,
+                    schedule=schedule,
+                    boundaries=boundaries or self._what.equal_cut(num_stages),
+                    keeps_outputs=keeps_outputs,
+                    num_processes=num_processes,
+                    index=index,
+                    store_path=str(folder / "store"),
+                )
+                self._running.append(_start(loop, errors))
+            self._lines()  # each says that it is ready
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> TorchProcesses:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def turn(self) -> Turn:
+        for process in self._running:
+            _pipe(process.stdin).write(b"turn\n")
+            _pipe(process.stdin).flush()
+        outcomes: list[dict[str, Any]] = [json.loads(line) for line in self._lines()]
+        ends_ns = zip(*(outcome["step_ends_ns"] for outcome in outcomes), strict=True)
+        return Turn(
+            step_ends_ns=tuple(max(each) for each in ends_ns),
+            losses=tuple(next(outcome["losses"] for outcome in outcomes if outcome["losses"])),
+            num_warm_up_steps=self._what.num_warm_up_steps,
+        )
+
+    def _lines(self) -> list[bytes]:
+        """One of each, or what the first one that has ended said last; without looking again and again."""
+        waiting = {_pipe(process.stdout).fileno(): index for index, process in enumerate(self._running)}
+        found: dict[int, bytes] = {}
+        poll = select.poll()
+        for descriptor in waiting:
+            poll.register(descriptor, select.POLLIN)
+        deadline_s = time.monotonic() + _TURN_S
+        while waiting:
+            heard = poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
+            if not heard:
+                raise TimeoutError(f"a turn of {self._name} did not end within {_TURN_S:g} s")
+            for descriptor, _ in heard:
+                index = waiting.pop(descriptor)
+                poll.unregister(descriptor)
+                line = _pipe(self._running[index].stdout).readline()
+                if not line:
+                    words = self._errors[index].read_text(errors="replace")[-_NUM_LAST_CHARACTERS:]
+                    raise RuntimeError(f"process {index} of {self._name} has ended:\n{words}")
+                found[index] = line
+        return [found[index] for index in sorted(found)]
+
+    def _kill(self) -> None:
+        for process in self._running:
             process.kill()
             process.wait()
-    # The one that failed first tells why; those that were killed for it come last.
-    for loop, process in sorted(
-        zip(loops, running, strict=True), key=lambda pair: pair[1].returncode == -signal.SIGKILL
-    ):
-        if process.returncode != 0:
-            words = (folder / f"err-{loop.index}").read_text(errors="replace")[-_NUM_LAST_CHARACTERS:]
-            name = f"process {loop.index} of torch {loop.schedule or 'alone'}"
-            raise RuntimeError(f"{name} ended with code {process.returncode}:\n{words}")
-    return [json.loads((folder / f"out-{loop.index}").read_text().splitlines()[-1]) for loop in loops]
+            _pipe(process.stdin).close()
+            _pipe(process.stdout).close()
 
 
-def _await_exits(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Until all have ended, or one has failed, or the turn takes too long; without looking again and again."""
-    poll = select.poll()
-    with ExitStack() as stack:
-        waiting: dict[int, subprocess.Popen[bytes]] = {}
-        for process in running:
-            descriptor = os.pidfd_open(process.pid)
-            stack.callback(os.close, descriptor)
-            poll.register(descriptor, select.POLLIN)
-            waiting[descriptor] = process
-        deadline = time.monotonic() + _TURN_S
-        while waiting:
-            ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not ended:
-                raise TimeoutError(f"a turn of plain torch did not end within {_TURN_S:g} s")
-            for descriptor, _ in ended:
-                poll.unregister(descriptor)
-                if waiting.pop(descriptor).wait() != 0:
-                    return
+def _start(loop: TorchLoop, errors: Path) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    with errors.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.torch_loop", loop.to_json()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            env=environment,
+        )
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
