@@ -6,13 +6,16 @@ ids (b, t) as the GPT does, so that contenders differ in the model alone. b rows
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpt import Embed, Head
+from benchmarks.gpt import Embed, Head, random_batch
 
 
 class Residual(nn.Module):
@@ -91,3 +94,12 @@ class Scale(nn.Module):
 
 def build_empty(num_layers: int) -> nn.Sequential:
     return nn.Sequential(*(Scale() for _ in range(num_layers)))
+
+
+def batches_of(num_rows: int, context: int, vocabulary: int, pid_file: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Random ones for ever; says which process reads them, for a feeder's command line is that of an executor."""
+    Path(pid_file).write_text(str(os.getpid()))
+    seed = 0
+    while True:
+        seed += 1
+        yield random_batch(num_rows, context, vocabulary, seed)

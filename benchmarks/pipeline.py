@@ -209,9 +209,9 @@ def _loss_figure(title: str, turns: Mapping[str, Sequence[Turn]], command: str) 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tokens per second beside torch.distributed.pipelining.")
     parser.add_argument("--rounds", type=int, help="of each workload, instead of its own number")
-    parser.add_argument("--only", choices=sorted(WORKLOADS), help="one workload; writes nothing")
+    parser.add_argument("--only", choices=sorted(AIMS), help="one workload; writes nothing")
     arguments = parser.parse_args()
-    names = [arguments.only] if arguments.only else [name for name in WORKLOADS if name != "tiny"]
+    names = [arguments.only] if arguments.only else [name for name in AIMS if name != "tiny"]
     command = "python -m benchmarks.pipeline" + (f" --rounds {arguments.rounds}" if arguments.rounds else "")
     found = []
     for name in names:

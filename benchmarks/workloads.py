@@ -1,7 +1,8 @@
 """What contenders train, by name: the same layers, weights, batch, micro-batches and optimizer for all of them.
 
 A name is all that a process has to be told. Models: `gpt`, that of the other benchmarks; `thin`, whose boundary is
-large beside its arithmetic, 8 or 16 MiB; `asleep`, whose arithmetic is a device's and leaves the processor free.
+large beside its arithmetic, 8 or 16 MiB; `asleep`, whose arithmetic is a device's and leaves the processor free;
+`empty`, in which all is overhead.
 """
 
 from __future__ import annotations
@@ -102,11 +103,28 @@ def _asleep(title: str, num_rows: int) -> Workload:
     )
 
 
+def _empty() -> Workload:
+    return Workload(
+        title="empty stages",
+        build=models.build_empty,
+        arguments={"num_layers": 2},
+        loss=models.mean_loss,
+        num_layers=2,
+        context=1,
+        vocabulary=2,
+        micro_batch_rows=1,
+        num_micro_batches=8,
+        num_warm_up_steps=50,
+        num_timed_steps=100,
+    )
+
+
 WORKLOADS: Final[Mapping[str, Workload]] = {
     "gpt": _gpt("GPT", FULL),
     "thin-8": _thin("communication-heavy, 8 MiB boundary", 64, 3),
     "thin-16": _thin("communication-heavy, 16 MiB boundary", 128, 2),
     "asleep": _asleep("device-like, 10 + 20 ms asleep, 8 MiB boundary", 64),
+    "empty": _empty(),
     # To see that a benchmark works; its figures say nothing.
     "tiny": _gpt("tiny GPT", TINY),
 }
