@@ -47,18 +47,26 @@ def make_job(pid_file: Path, *, same_host: bool, num_steps: int) -> pipesvc.Job:
 
 
 def processes(cluster: pipesvc.LocalCluster, feeder_pid: int) -> dict[str, psutil.Process]:
-    """All of the service and of the run, by what they are, and this one, which is the client."""
-    found = {"client": psutil.Process()}
+    """All of the service and of the run, by what they are, and this one, which is the client.
+
+    A worker is called by its stage, since the feeder, which is beside stage 0, may be on either.
+    """
+    found = {"client": psutil.Process(), "coordinator": psutil.Process(cluster.pids["coordinator"])}
     for name, pid in cluster.pids.items():
-        found[name] = own = psutil.Process(pid)
-        for nursery in own.children():
-            found[f"{name}'s nursery"] = nursery
-            for child in nursery.children():
-                found[f"{name}'s {'feeder' if child.pid == feeder_pid else 'executor'}"] = child
+        if name != "coordinator":
+            agent = psutil.Process(pid)
+            (nursery,) = agent.children()
+            children = {child.pid: child for child in nursery.children()}
+            stage = 0 if feeder_pid in children else 1
+            if feeder := children.pop(feeder_pid, None):
+                found["feeder"] = feeder
+            (found[f"executor of stage {stage}"],) = children.values()
+            found[f"agent of stage {stage}"] = agent
+            found[f"nursery of stage {stage}"] = nursery
     return found
 
 
-def growth_bytes(
+def growth(
     cluster: pipesvc.LocalCluster, *, same_host: bool, first_step: int, last_step: int
 ) -> dict[str, tuple[int, int]]:
     """Of each process, what it held at the first step and how much more it holds at the last one."""
@@ -87,7 +95,7 @@ def figures(num_rounds: int, command: str) -> list[Result]:
             # A service that has done nothing before: one that has trained has reached its size already.
             cluster = pipesvc.LocalCluster(num_workers=NUM_WORKERS, num_threads=1)
             with cluster:
-                own = growth_bytes(cluster, same_host=way == "same host", first_step=FIRST_STEP, last_step=LAST_STEP)
+                own = growth(cluster, same_host=way == "same host", first_step=FIRST_STEP, last_step=LAST_STEP)
             for name, each in own.items():
                 found.setdefault((way, name), []).append(each)
                 print(f"{each[0] / MIB:7.1f} MiB, {each[1] / MIB:+6.2f} MiB  {name}, {way}", flush=True)

@@ -55,7 +55,7 @@ class AsleepFirst(nn.Module):
 
     def __init__(self, width: int, context: int, forward_s: float) -> None:
         super().__init__()
-        self.row, self.forward_s = nn.Parameter(torch.zeros(context, width)), forward_s
+        self.row, self.forward_s = nn.Parameter(torch.ones(context, width)), forward_s
 
     def forward(self, ids: Tensor) -> Tensor:
         made: Tensor = _Asleep.apply(self.row.expand(ids.shape[0], -1, -1).contiguous(), self.forward_s)  # type: ignore[no-untyped-call]

@@ -214,11 +214,9 @@ def main() -> None:
     names = [arguments.only] if arguments.only else [name for name in AIMS if name != "tiny"]
     command = "python -m benchmarks.pipeline" + (f" --rounds {arguments.rounds}" if arguments.rounds else "")
     found = []
-    for name in names:
-        # A cluster for each, so that profiles and weights of one are gone before the next.
-        with pipesvc.LocalCluster(num_workers=NUM_PROCESSES, num_threads=1) as client:
-            measured = measure(name, client, arguments.rounds or ROUNDS[name])
-        found += figures(name, measured, command)
+    with pipesvc.LocalCluster(num_workers=NUM_PROCESSES, num_threads=1) as client:
+        for name in names:
+            found += figures(name, measure(name, client, arguments.rounds or ROUNDS[name]), command)
     print("\n".join(lines(found)))
     if not arguments.only:
         results.write(results.FOLDER / "pipeline.json", found)

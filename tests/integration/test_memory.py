@@ -1,4 +1,4 @@
-"""How much each process of the service ever holds, from building a model to its exported file."""
+"""How much each process of the service ever holds, from building a model to its exported file, and step by step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import pipesvc
+from benchmarks import memory
 from tests.integration import jobs, plain
 from tests.integration.peaks import Watch
 
@@ -77,3 +79,16 @@ def test_a02_no_process_ever_holds_more_than_its_own_stage(tmp_path: Path) -> No
     weights = load_file(file)
     assert weights.keys() == truth.weights.keys()
     assert all(torch.equal(weights[name], value) for name, value in truth.weights.items())
+
+
+@pytest.mark.parametrize("same_host", [True, False], ids=["same_host", "grpc"])
+def test_no_process_grows_from_step_to_step(same_host: bool) -> None:
+    """A parcel of 256 KiB that any of them kept for each step would be 40 MiB. The benchmark has the figures."""
+    cluster = pipesvc.LocalCluster(num_workers=2, num_threads=1)
+    with cluster:
+        found = memory.growth(cluster, same_host=same_host, first_step=40, last_step=200)
+    assert sorted(found) == [
+        "agent of stage 0", "agent of stage 1", "client", "coordinator", "executor of stage 0", "executor of stage 1",
+        "feeder", "nursery of stage 0", "nursery of stage 1",
+    ]  # fmt: skip
+    assert max(growth for _, growth in found.values()) < 16 * MIB, found

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from benchmarks import rounds
-from benchmarks.rounds import NUM_STEPS, NUM_TIMED_STEPS, NUM_WARM_UP_STEPS, Spread, Turn
+from benchmarks.rounds import Spread, Turn
+
+NUM_WARM_UP_STEPS, NUM_STEPS = 2, 8
+NUM_TIMED_STEPS = NUM_STEPS - NUM_WARM_UP_STEPS
 
 
 def make_turn(*, step_ns: int = 1_000_000_000, slow_warm_up_ns: int = 0, losses: tuple[float, ...] = ()) -> Turn:
     ends = [slow_warm_up_ns + step_ns * (index + 1) for index in range(NUM_STEPS)]
     own = losses + tuple(1.0 for _ in range(NUM_STEPS - len(losses)))
-    return Turn(step_ends_ns=tuple(ends), losses=own)
+    return Turn(step_ends_ns=tuple(ends), losses=own, num_warm_up_steps=NUM_WARM_UP_STEPS)
 
 
 def test_speed_counts_the_timed_steps_alone() -> None:
@@ -21,13 +25,16 @@ def test_speed_counts_the_timed_steps_alone() -> None:
     assert make_turn(slow_warm_up_ns=10**12).tokens_per_s(4096) == 4096
     ends = list(make_turn().step_ends_ns)
     ends[NUM_WARM_UP_STEPS - 1] += 10**9
-    late = Turn(step_ends_ns=tuple(ends), losses=make_turn().losses)
+    late = replace(make_turn(), step_ends_ns=tuple(ends))
     assert late.tokens_per_s(4096) == pytest.approx(4096 * NUM_TIMED_STEPS / (NUM_TIMED_STEPS - 1))
 
 
-def test_a_turn_has_all_its_steps() -> None:
-    with pytest.raises(ValueError, match="7 times and 8 losses of 8 steps"):
-        Turn(step_ends_ns=(1,) * 7, losses=(1.0,) * 8)
+def test_a_turn_has_all_its_steps_and_counts_some() -> None:
+    with pytest.raises(ValueError, match="7 times and 8 losses"):
+        Turn(step_ends_ns=(1,) * 7, losses=(1.0,) * 8, num_warm_up_steps=2)
+    for num_warm_up_steps in (0, 8):
+        with pytest.raises(ValueError, match=f"{num_warm_up_steps} of 8 steps warm up"):
+            replace(make_turn(), num_warm_up_steps=num_warm_up_steps)
 
 
 def test_the_order_is_reversed_every_other_round() -> None:
