@@ -8,11 +8,12 @@ ZOO := $(VENV)/zoo-installed
 # Bytecode is written when a module is first imported (see --no-compile below), and kept for the processes after it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test gpu gates format lint types floors lengths protos unit zoo contract simulation integration hosts compose-test stubs clean
+.PHONY: help demo test bench bench-all gpu gates format lint types floors lengths protos unit zoo contract simulation integration hosts compose-test stubs clean
 
 help:
 	@echo "make demo   install, then train examples/char_lm on a coordinator and two workers of this machine"
 	@echo "make test   install, then run every gate and every test"
+	@echo "make bench  the figures of README's table beside their peers: 20 minutes, on a machine with nothing else to do"
 	@echo "make compose-test   build the images of docker/ and train in containers, with podman (as root, it installs what is missing)"
 
 $(STAMP): pyproject.toml constraints-dev.txt
@@ -71,6 +72,19 @@ contract simulation: $(STAMP)
 # Real processes wait for each other most of the time, so two files run at once.
 integration: $(ZOO)
 	$(BIN)/pytest -q --numprocesses 2 --dist loadfile tests/$@
+
+# Modules of benchmarks/, each in a process of its own, one after the other: a figure is worth what the quiet around it
+# is. Behind each, its minutes on two cores. Those of the data plane first, which are README's table, then all others.
+BENCH := links pipeline overhead memory
+BENCH_OTHERS := planning replay split_backward codecs prediction
+
+bench: $(STAMP)
+	@for each in $(BENCH); do echo "== $$each"; $(BIN)/python -m benchmarks.$$each || exit 1; done
+	$(BIN)/python -m benchmarks.report
+
+bench-all: $(STAMP)
+	@for each in $(BENCH) $(BENCH_OTHERS); do echo "== $$each"; $(BIN)/python -m benchmarks.$$each || exit 1; done
+	$(BIN)/python -m benchmarks.report
 
 # For a host with GPUs, with torch's CUDA build.
 gpu: $(STAMP)

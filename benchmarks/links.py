@@ -1,12 +1,13 @@
 """One link between two processes of this host, beside gloo: latency of 64 KiB, bandwidth at 16 MiB, CPU time.
 
-    python -m benchmarks.links               # 7 rounds; writes benchmarks/results/links.json
+    python -m benchmarks.links               # 7 rounds, two and a half minutes; writes benchmarks/results/links.json
     python -m benchmarks.links --rounds 1 --no-write
 
 Ours is a link as a run has it: a child and its agent at each end, segments, credit, the checks of every frame; gloo is
 `torch.distributed` between two processes, receiving into memory that is there. A turn is started anew each time. One
 way is half of a round trip of equal sizes; a stream has four tensors under way. CPU time is that of all processes of
-both ends, for the second of two streams. With both cores busy, two processes that only count run beside the turn.
+both ends, for the second of two streams. With both cores busy, two processes that only count run beside the turn,
+which is of small tensors alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Final
 import psutil
 
 from benchmarks import results, rounds
-from benchmarks.link_ends import GRPC, LARGE, NUM_LARGE, SAME_HOST
+from benchmarks.link_ends import ALL, GRPC, LARGE, LATENCY, NUM_LARGE, SAME_HOST
 from benchmarks.report import lines
 from benchmarks.results import Result
 
@@ -40,7 +41,7 @@ AIMS: Final[Mapping[str, tuple[str, str, str, str]]] = {
 Turn = dict[str, float]
 
 
-def _ends(way: str) -> list[subprocess.Popen[str]]:
+def _ends(way: str, what: str) -> list[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "benchmarks.link_ends"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     start = partial(
@@ -50,8 +51,8 @@ def _ends(way: str) -> list[subprocess.Popen[str]]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
-        return [start([*command, "gloo", str(rank), port]) for rank in range(2)]
-    ends = [start([*command, "agent", str(index), way]) for index in range(2)]
+        return [start([*command, "gloo", what, str(rank), port]) for rank in range(2)]
+    ends = [start([*command, "agent", what, str(index), way]) for index in range(2)]
     addresses = [_line(end) for end in ends]
     for end in ends:
         _tell(end, json.dumps(addresses))
@@ -78,15 +79,12 @@ def _cpu_s(ends: Sequence[subprocess.Popen[str]]) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in all_of_them)
 
 
-def turn(way: str) -> Turn:
-    ends = _ends(way)
+def turn(way: str, what: str) -> Turn:
+    ends = _ends(way, what)
     try:
-        assert _line(ends[0]) == "begin"
-        before_s = _cpu_s(ends)
-        assert _line(ends[0]) == "end"
-        spent_s = _cpu_s(ends) - before_s
+        spent_s = _cpu_s_of_stream(ends) if what == ALL else 0.0
         found: Turn = json.loads(_line(ends[0]))
-        return found | {"cpu_s_per_gb": spent_s / (NUM_LARGE * LARGE / 1e9)}
+        return found | ({"cpu_s_per_gb": spent_s / (NUM_LARGE * LARGE / 1e9)} if what == ALL else {})
     finally:
         for end in ends:
             if way != GLOO:
@@ -95,6 +93,13 @@ def turn(way: str) -> Turn:
             for pipe in (end.stdin, end.stdout):
                 if pipe is not None:
                     pipe.close()
+
+
+def _cpu_s_of_stream(ends: Sequence[subprocess.Popen[str]]) -> float:
+    assert _line(ends[0]) == "begin"
+    before_s = _cpu_s(ends)
+    assert _line(ends[0]) == "end"
+    return _cpu_s(ends) - before_s
 
 
 @contextmanager
@@ -109,22 +114,19 @@ def busy_cores() -> Iterator[None]:
 
 def busy_turn(way: str) -> Turn:
     with busy_cores():
-        return turn(way)
+        return turn(way, LATENCY)
 
 
 def measure(num_rounds: int) -> dict[tuple[str, str], list[Turn]]:
     found: dict[tuple[str, str], list[Turn]] = {}
-    contenders: dict[tuple[str, str], Callable[[], Turn]] = {("idle", way): partial(turn, way) for way in WAYS}
+    contenders: dict[tuple[str, str], Callable[[], Turn]] = {("idle", way): partial(turn, way, ALL) for way in WAYS}
     contenders |= {("busy", way): partial(busy_turn, way) for way in WAYS}
     for index in range(num_rounds):
         for key in rounds.order(list(contenders), index):
             result = contenders[key]()
             found.setdefault(key, []).append(result)
-            print(
-                f"round {index + 1} of {num_rounds}: {result['one_way_s'] * 1e6:6.0f} us, "
-                f"{result['bytes_per_s'] / 1e9:5.2f} GB/s, {result['cpu_s_per_gb']:4.2f} CPU s/GB  {key[1]}, {key[0]}",
-                flush=True,
-            )
+            values = ", ".join(f"{name} {value:.3g}" for name, value in result.items())
+            print(f"round {index + 1} of {num_rounds}: {', '.join(reversed(key))}: {values}", flush=True)
     return found
 
 

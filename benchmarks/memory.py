@@ -4,13 +4,14 @@
 
 Two workers, 256 KiB over the boundary each way for each of four micro-batches, once over the links of one host and
 once over gRPC. Resident memory includes what processes share, so a segment that is never given back shows as well.
-A figure is the median of ten looks, one a step, less the median of ten looks at step 100.
+A figure is the median of ten looks at step 500, one a step, less that of ten looks at step 100.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -29,6 +30,7 @@ LAST_STEP: Final = 500
 NUM_LOOKS: Final = 10
 AIM: Final = "value <= 4"
 NUM_WORKERS: Final = 2
+WAYS: Final = ("same host", "gRPC")
 SIZES: Final = {"vocabulary": 64, "width": 128, "context": 64}
 
 
@@ -91,26 +93,37 @@ def growth(
 def figures(num_rounds: int, command: str) -> list[Result]:
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for _ in range(num_rounds):
-        for way in ("same host", "gRPC"):
+        for way in WAYS:
             # A service that has done nothing before: one that has trained has reached its size already.
             cluster = pipesvc.LocalCluster(num_workers=NUM_WORKERS, num_threads=1)
             with cluster:
-                own = growth(cluster, same_host=way == "same host", first_step=FIRST_STEP, last_step=LAST_STEP)
+                own = growth(cluster, same_host=way == WAYS[0], first_step=FIRST_STEP, last_step=LAST_STEP)
             for name, each in own.items():
                 found.setdefault((way, name), []).append(each)
                 print(f"{each[0] / MIB:7.1f} MiB, {each[1] / MIB:+6.2f} MiB  {name}, {way}", flush=True)
-    return [
-        results.result(
-            f"growth from step {FIRST_STEP} to {LAST_STEP}, {way}: {name} "
-            f"({median(before for before, _ in own) / MIB:.0f} MiB)",
-            rounds.spread([growth / MIB for _, growth in own]),
-            unit="MiB",
-            aim=AIM,
-            command=command,
-            num_rounds=num_rounds,
-        )
-        for (way, name), own in found.items()
-    ]
+    return list(_results(found, command))
+
+
+def _results(found: Mapping[tuple[str, str], list[tuple[int, int]]], command: str) -> Iterator[Result]:
+    """The aim is that of the process that grows most, which need not be the same in each round."""
+    for way in WAYS:
+        own = {name: values for (of, name), values in found.items() if of == way}
+        largest = [max(growth for _, growth in values) for values in zip(*own.values(), strict=True)]
+        yield _result(f"largest of any process, {way}", largest, command, AIM)
+        for name, values in own.items():
+            held_mib = median(before for before, _ in values) / MIB
+            yield _result(f"{name}, which has {held_mib:.0f} MiB, {way}", [each for _, each in values], command, "")
+
+
+def _result(what: str, growths: Sequence[int], command: str, aim: str) -> Result:
+    return results.result(
+        f"memory, growth from step {FIRST_STEP} to {LAST_STEP}: {what}",
+        rounds.spread([each / MIB for each in growths]),
+        unit="MiB",
+        aim=aim,
+        command=command,
+        num_rounds=len(growths),
+    )
 
 
 def main() -> None:

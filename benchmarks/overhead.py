@@ -37,7 +37,7 @@ def measure(num_rounds: int) -> dict[str, list[Turn]]:
 
         def ours(same_host: bool) -> Callable[[], Turn]:
             strategy = pipesvc.Strategy(boundaries=(1,), same_host=same_host)
-            return partial(run_turn, client, make_job(WORKLOAD, strategy), what.num_warm_up_steps)
+            return partial(run_turn, client, make_job(what, strategy), what.num_warm_up_steps)
 
         runs = {"same host": ours(True), "gRPC": ours(False), TORCH: torch.turn}
         turns: dict[str, list[Turn]] = {name: [] for name in runs}

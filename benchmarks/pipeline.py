@@ -90,9 +90,9 @@ def measure(workload: str, client: pipesvc.Client, num_rounds: int) -> Measured:
             runs[TORCH_BEST] = open_torch(_TORCH_RUNS[best])
         for name in OURS:
             strategy = pipesvc.Strategy(boundaries="auto", schedule="auto", same_host=name == SAME_HOST)
-            planned = client.plan(make_job(workload, strategy))
+            planned = client.plan(make_job(what, strategy))
             measured.notes[name] = _plan_text(planned)
-            runs[name] = partial(run_turn, client, make_job(workload, planned.strategy), what.num_warm_up_steps)
+            runs[name] = partial(run_turn, client, make_job(what, planned.strategy), what.num_warm_up_steps)
             print(f"{name}: {measured.notes[name]}", flush=True)
             if name == SAME_HOST and TORCH_OUR_CUT in names:
                 runs[TORCH_OUR_CUT] = open_torch(_TORCH_RUNS["1F1B"], _cut_of(planned))

@@ -1,6 +1,7 @@
 """Prints every committed figure, the missed aims first: what is not reached must not hide between what is.
 
 python -m benchmarks.report [--json]
+python -m benchmarks.report --markdown links pipeline    # rows of README's table, from these files
 """
 
 from __future__ import annotations
@@ -34,6 +35,20 @@ def lines(found: Iterable[Result]) -> list[str]:
     return texts
 
 
+def markdown(found: Iterable[Result]) -> list[str]:
+    """A table of those that have an aim."""
+    rows = ["| figure | aim | measured | command |", "|---|---|---|---|"]
+    for each in found:
+        if each.met is None:
+            continue
+        measured = f"{_number(each.value, each.spread)} {each.unit}"
+        if each.ratio is not None:
+            measured += f", {_number(each.ratio, each.ratio_spread)} x {each.against}"
+        cells = (each.figure, each.aim, measured + ("" if each.met else ": missed"), f"`{each.command}`")
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
 def _number(value: float, spread: tuple[float, float] | None) -> str:
     text = f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
     if spread is None or spread == (value, value):
@@ -44,7 +59,12 @@ def _number(value: float, spread: tuple[float, float] | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Print every committed figure, missed aims first.")
     parser.add_argument("--json", action="store_true", help="the same as one JSON list")
+    parser.add_argument("--markdown", nargs="+", metavar="FILE", help="a table of the aims of these files")
     arguments = parser.parse_args()
+    if arguments.markdown:
+        named = [each for name in arguments.markdown for each in results.read(results.FOLDER / f"{name}.json")]
+        print("\n".join(markdown(named)))
+        return
     found = collect(results.FOLDER)
     if arguments.json:
         print(json.dumps([asdict(each) for each in found], indent=2, ensure_ascii=False))

@@ -15,12 +15,11 @@ import pipesvc
 from benchmarks import gpt
 from benchmarks.rounds import Turn
 from benchmarks.sizes import LEARNING_RATE, MODEL_SEED
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import Workload
 
 
-def make_job(workload: str, strategy: pipesvc.Strategy) -> pipesvc.Job:
+def make_job(what: Workload, strategy: pipesvc.Strategy) -> pipesvc.Job:
     """Its number of micro-batches is that of the workload."""
-    what = WORKLOADS[workload]
     return pipesvc.Job(
         model=pipesvc.Call(what.build, **what.arguments),
         loss=what.loss,

@@ -53,7 +53,7 @@ class Workload:
         return tuple(self.num_layers * stage // num_stages for stage in range(1, num_stages))
 
 
-def _gpt(title: str, sizes: Sizes) -> Workload:
+def gpt_of(title: str, sizes: Sizes) -> Workload:
     return Workload(
         title=title,
         build=gpt.build_model,
@@ -120,11 +120,11 @@ def _empty() -> Workload:
 
 
 WORKLOADS: Final[Mapping[str, Workload]] = {
-    "gpt": _gpt("GPT", FULL),
+    "gpt": gpt_of("GPT", FULL),
     "thin-8": _thin("communication-heavy, 8 MiB boundary", 64, 3),
     "thin-16": _thin("communication-heavy, 16 MiB boundary", 128, 2),
     "asleep": _asleep("device-like, 10 + 20 ms asleep, 8 MiB boundary", 64),
     "empty": _empty(),
     # To see that a benchmark works; its figures say nothing.
-    "tiny": _gpt("tiny GPT", TINY),
+    "tiny": gpt_of("tiny GPT", TINY),
 }

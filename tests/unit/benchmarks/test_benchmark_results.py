@@ -87,6 +87,15 @@ def test_missed_aims_come_first(tmp_path: Path) -> None:
     assert "0.9 [0.5 to 2] x peer\n" in text
 
 
+def test_a_table_has_the_figures_with_an_aim_in_the_order_of_their_file() -> None:
+    rows = report.markdown([make_result("met"), make_result("free", aim=""), make_result("missed", ratio=0.9)])
+    command, aim = "`python -m benchmarks.pipeline`", "ratio >= 0.95"
+    assert rows[2:] == [
+        f"| met | {aim} | 100 [90 to 120] tokens/s, 1 [0.5 to 2] x peer | {command} |",
+        f"| missed | {aim} | 100 [90 to 120] tokens/s, 0.9 [0.5 to 2] x peer: missed | {command} |",
+    ]
+
+
 def test_the_machine_has_no_name_and_no_path() -> None:
     assert re.fullmatch(r"[^/]+, \d+ cores, torch [\w.+]+", results.machine())
 
