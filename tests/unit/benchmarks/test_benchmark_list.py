@@ -31,7 +31,7 @@ def test_every_benchmark_is_run_once() -> None:
 def readme_commands() -> list[str]:
     readme = (ROOT / "README.md").read_text()
     _, _, section = readme.partition("\n## Figures\n")
-    return re.findall(r"`python -m benchmarks\.([^`]+)`", section.partition("\n## ")[0])
+    return re.findall(r"\| `python -m benchmarks\.([^`]+)` \|", section.partition("\n## ")[0])
 
 
 def test_the_figures_of_the_readme_are_those_of_make_bench() -> None:
