@@ -1,11 +1,11 @@
 """The processes of `benchmarks.links`: an agent with a child at each end of a link, as in a run, and two ends of gloo.
 
-    python -m benchmarks.link_ends agent WHAT INDEX WAY     says its address, hears both, then has its child measure
-    python -m benchmarks.link_ends child WHAT INDEX FD
-    python -m benchmarks.link_ends gloo WHAT INDEX PORT
+    python -m benchmarks.link_ends agent INDEX WAY      says its address, hears both, then has its child measure
+    python -m benchmarks.link_ends child FD INDEX
+    python -m benchmarks.link_ends gloo RANK PORT
 
-The first end measures, says `begin` and `end` around the stream, and then one line of JSON. With WHAT "latency"
-there is no stream, with "all" there is.
+The first end measures, says `begin` and `end` around the stream, and then one line of JSON. Last of all it measures
+small tensors once more while other processes keep all cores busy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -39,11 +40,9 @@ from pipesvc.worker.port import ParcelArrived, Port
 SMALL: Final = 64 << 10
 LARGE: Final = 16 << 20
 NUM_SMALL: Final = 300
-NUM_LARGE: Final = 64
+NUM_LARGE: Final = 48
 NUM_WARM_UP: Final = 20
 IN_FLIGHT: Final = 4
-ALL: Final = "all"
-LATENCY: Final = "latency"
 SAME_HOST: Final = "same-host"
 GRPC: Final = "gRPC"
 _THERE: Final = Link(0, 1, types_pb2.LINK_KIND_ACTIVATION)
@@ -54,8 +53,8 @@ _LIMIT_S: Final = 60.0
 class Agent:
     """The part of a worker's agent that links pass, with one child."""
 
-    def __init__(self, what: str, index: int, way: str) -> None:
-        self._what, self._index = what, index
+    def __init__(self, index: int, way: str) -> None:
+        self._index = index
         self._service = LinkService()
         self._server = servers.make_server(token=None, server_options=options.DATA_SERVER)
         self._service.add_to(self._server)
@@ -68,10 +67,8 @@ class Agent:
         addresses = dict(enumerate(json.loads(await asyncio.to_thread(sys.stdin.readline))))
         agent_end, child_end = socket_pair()
         with child_end:
-            descriptor = child_end.fileno()
-            arguments = ["child", self._what, str(self._index), str(descriptor)]
-            command = [sys.executable, "-m", "benchmarks.link_ends", *arguments]
-            child = subprocess.Popen(command, pass_fds=(descriptor,), env=os.environ | {"OMP_NUM_THREADS": "1"})
+            command = [sys.executable, "-m", "benchmarks.link_ends", "child", str(child_end.fileno()), str(self._index)]
+            child = subprocess.Popen(command, pass_fds=(child_end.fileno(),), env=os.environ | {"OMP_NUM_THREADS": "1"})
         self._end = AgentEnd(agent_end, on_packet=self._heard, on_gone=lambda: None)
         self._exchange = Exchange(
             run_id="r",
@@ -105,24 +102,41 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def child(what: str, index: int, descriptor: int) -> None:
+def child(descriptor: int, index: int) -> None:
     torch.set_num_threads(1)
     port = Port(ChildEnd(socket.socket(fileno=descriptor)))
     if index == 0:
-        _say(json.dumps(_measured(what, partial(_round_trips, _Parcels(port)), partial(_stream, _Parcels(port)))))
+        _say(json.dumps(_measured(partial(_round_trips, _Parcels(port)), partial(_stream, _Parcels(port)))))
     else:
         _answer(_Parcels(port))
 
 
-def _measured(what: str, round_trips: Callable[[int], list[float]], stream: Callable[[], float]) -> dict[str, float]:
+def _measured(round_trips: Callable[[int], list[float]], stream: Callable[[], float]) -> dict[str, float]:
     one_way_s = statistics.median(round_trips(SMALL)[NUM_WARM_UP:]) / 2
-    if what == LATENCY:
-        return {"one_way_s": one_way_s}
     stream()
     _say("begin")
     stream_s = stream()
     _say("end")
-    return {"one_way_s": one_way_s, "bytes_per_s": NUM_LARGE * LARGE / stream_s}
+    with _busy_cores():
+        busy_one_way_s = statistics.median(round_trips(SMALL)[NUM_WARM_UP:]) / 2
+    return {
+        "one_way_s": one_way_s,
+        "busy_one_way_s": busy_one_way_s,
+        "bytes_per_s": NUM_LARGE * LARGE / stream_s,
+    }
+
+
+@contextmanager
+def _busy_cores() -> Iterator[None]:
+    """Each of them says a line when it counts, and ends with this process at the latest."""
+    count = "import os; parent = os.getppid(); print(flush=True)\nwhile os.getppid() == parent: sum(range(1000))"
+    with ExitStack() as stack:
+        for _ in range(os.cpu_count() or 1):
+            hog = stack.enter_context(subprocess.Popen([sys.executable, "-c", count], stdout=subprocess.PIPE))
+            stack.callback(hog.kill)
+            assert hog.stdout is not None
+            hog.stdout.readline()
+        yield
 
 
 class _Parcels:
@@ -173,7 +187,7 @@ def _answer(parcels: _Parcels) -> None:
         port.send_parcel(_BACK, step, micro_batch, small if is_small else number)
 
 
-def gloo(what: str, rank: int, tcp_port: int) -> None:
+def gloo(rank: int, tcp_port: int) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
@@ -202,33 +216,34 @@ def gloo(what: str, rank: int, tcp_port: int) -> None:
         return time.perf_counter() - begin_s
 
     if rank == 0:
-        _say(json.dumps(_measured(what, round_trips, stream)))
+        _say(json.dumps(_measured(round_trips, stream)))
     else:
-        for _ in range(NUM_WARM_UP + NUM_SMALL):
-            dist.recv(small, 0)
-            dist.send(small, 0)
-        for _ in range(2 * NUM_LARGE if what == ALL else 0):
-            dist.recv(large[0], 0)
-            dist.send(number, 0)
+        for num_small, num_large in ((NUM_WARM_UP + NUM_SMALL, 2 * NUM_LARGE), (NUM_WARM_UP + NUM_SMALL, 0)):
+            for _ in range(num_small):
+                dist.recv(small, 0)
+                dist.send(small, 0)
+            for _ in range(num_large):
+                dist.recv(large[0], 0)
+                dist.send(number, 0)
     dist.barrier()
 
 
 def main() -> None:
-    role, what, index, last = sys.argv[1:]
+    role, *arguments = sys.argv[1:]
     if role == "agent":
         from pipesvc.net import loops
 
         prepare_process()
 
         async def live() -> None:
-            await Agent(what, int(index), last).run()
+            await Agent(int(arguments[0]), arguments[1]).run()
 
         loops.run(live())
         os._exit(0)
     if role == "child":
-        child(what, int(index), int(last))
+        child(int(arguments[0]), int(arguments[1]))
     else:
-        gloo(what, int(index), int(last))
+        gloo(int(arguments[0]), int(arguments[1]))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """One link between two processes of this host, beside gloo: latency of 64 KiB, bandwidth at 16 MiB, CPU time.
 
-    python -m benchmarks.links               # 7 rounds, two and a half minutes; writes benchmarks/results/links.json
+    python -m benchmarks.links               # 7 rounds, two minutes; writes benchmarks/results/links.json
     python -m benchmarks.links --rounds 1 --no-write
 
 Ours is a link as a run has it: a child and its agent at each end, segments, credit, the checks of every frame; gloo is
 `torch.distributed` between two processes, receiving into memory that is there. A turn is started anew each time. One
 way is half of a round trip of equal sizes; a stream has four tensors under way. CPU time is that of all processes of
-both ends, for the second of two streams. With both cores busy, two processes that only count run beside the turn,
-which is of small tensors alone.
+both ends, for the second of two streams. At the end of a turn small tensors are measured once more, with both cores
+kept busy by two processes that only count.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import psutil
 
 from benchmarks import results, rounds
-from benchmarks.link_ends import ALL, GRPC, LARGE, LATENCY, NUM_LARGE, SAME_HOST
+from benchmarks.link_ends import GRPC, LARGE, NUM_LARGE, SAME_HOST
 from benchmarks.report import lines
 from benchmarks.results import Result
 
@@ -41,7 +40,7 @@ AIMS: Final[Mapping[str, tuple[str, str, str, str]]] = {
 Turn = dict[str, float]
 
 
-def _ends(way: str, what: str) -> list[subprocess.Popen[str]]:
+def _ends(way: str) -> list[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "benchmarks.link_ends"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     start = partial(
@@ -51,8 +50,8 @@ def _ends(way: str, what: str) -> list[subprocess.Popen[str]]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
-        return [start([*command, "gloo", what, str(rank), port]) for rank in range(2)]
-    ends = [start([*command, "agent", what, str(index), way]) for index in range(2)]
+        return [start([*command, "gloo", str(rank), port]) for rank in range(2)]
+    ends = [start([*command, "agent", str(index), way]) for index in range(2)]
     addresses = [_line(end) for end in ends]
     for end in ends:
         _tell(end, json.dumps(addresses))
@@ -79,12 +78,15 @@ def _cpu_s(ends: Sequence[subprocess.Popen[str]]) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in all_of_them)
 
 
-def turn(way: str, what: str) -> Turn:
-    ends = _ends(way, what)
+def turn(way: str) -> Turn:
+    ends = _ends(way)
     try:
-        spent_s = _cpu_s_of_stream(ends) if what == ALL else 0.0
+        assert _line(ends[0]) == "begin"
+        before_s = _cpu_s(ends)
+        assert _line(ends[0]) == "end"
+        spent_s = _cpu_s(ends) - before_s
         found: Turn = json.loads(_line(ends[0]))
-        return found | ({"cpu_s_per_gb": spent_s / (NUM_LARGE * LARGE / 1e9)} if what == ALL else {})
+        return found | {"cpu_s_per_gb": spent_s / (NUM_LARGE * LARGE / 1e9)}
     finally:
         for end in ends:
             if way != GLOO:
@@ -95,47 +97,27 @@ def turn(way: str, what: str) -> Turn:
                     pipe.close()
 
 
-def _cpu_s_of_stream(ends: Sequence[subprocess.Popen[str]]) -> float:
-    assert _line(ends[0]) == "begin"
-    before_s = _cpu_s(ends)
-    assert _line(ends[0]) == "end"
-    return _cpu_s(ends) - before_s
-
-
-@contextmanager
-def busy_cores() -> Iterator[None]:
-    count = [sys.executable, "-c", "while True: sum(range(1000))"]
-    with ExitStack() as stack:
-        for _ in range(os.cpu_count() or 1):
-            hog = stack.enter_context(subprocess.Popen(count))
-            stack.callback(hog.kill)
-        yield
-
-
-def busy_turn(way: str) -> Turn:
-    with busy_cores():
-        return turn(way, LATENCY)
-
-
-def measure(num_rounds: int) -> dict[tuple[str, str], list[Turn]]:
-    found: dict[tuple[str, str], list[Turn]] = {}
-    contenders: dict[tuple[str, str], Callable[[], Turn]] = {("idle", way): partial(turn, way, ALL) for way in WAYS}
-    contenders |= {("busy", way): partial(busy_turn, way) for way in WAYS}
+def measure(num_rounds: int) -> dict[str, list[Turn]]:
+    found: dict[str, list[Turn]] = {way: [] for way in WAYS}
     for index in range(num_rounds):
-        for key in rounds.order(list(contenders), index):
-            result = contenders[key]()
-            found.setdefault(key, []).append(result)
-            values = ", ".join(f"{name} {value:.3g}" for name, value in result.items())
-            print(f"round {index + 1} of {num_rounds}: {', '.join(reversed(key))}: {values}", flush=True)
+        for way in rounds.order(WAYS, index):
+            result = turn(way)
+            found[way].append(result)
+            print(
+                f"round {index + 1} of {num_rounds}: {result['one_way_s'] * 1e6:6.0f} us, "
+                f"{result['busy_one_way_s'] * 1e6:6.0f} us busy, {result['bytes_per_s'] / 1e9:5.2f} GB/s, "
+                f"{result['cpu_s_per_gb']:4.2f} CPU s/GB  {way}",
+                flush=True,
+            )
     return found
 
 
-def figures(turns: Mapping[tuple[str, str], Sequence[Turn]], command: str) -> list[Result]:
-    num_rounds = len(turns["idle", GLOO])
+def figures(turns: Mapping[str, Sequence[Turn]], command: str) -> list[Result]:
+    num_rounds = len(turns[GLOO])
     found = []
 
-    def add(figure: str, load: str, way: str, name: str, scale: float, unit: str, aim: str) -> None:
-        values, peers = ([each[name] for each in turns[load, whose]] for whose in (way, GLOO))
+    def add(figure: str, way: str, name: str, scale: float, unit: str, aim: str) -> None:
+        values, peers = ([each[name] for each in turns[whose]] for whose in (way, GLOO))
         is_peer = way == GLOO
         found.append(
             results.result(
@@ -152,10 +134,10 @@ def figures(turns: Mapping[tuple[str, str], Sequence[Turn]], command: str) -> li
 
     for way in WAYS:
         idle, busy, bandwidth, cpu = AIMS[way]
-        add("link, 64 KiB one way, idle cores", "idle", way, "one_way_s", 1e6, "us", idle)
-        add("link, 64 KiB one way, both cores busy", "busy", way, "one_way_s", 1e6, "us", busy)
-        add("link, 16 MiB, bandwidth", "idle", way, "bytes_per_s", 1e-9, "GB/s", bandwidth)
-        add("link, 16 MiB, CPU time of both ends", "idle", way, "cpu_s_per_gb", 1.0, "s/GB", cpu)
+        add("link, 64 KiB one way, idle cores", way, "one_way_s", 1e6, "us", idle)
+        add("link, 64 KiB one way, both cores busy", way, "busy_one_way_s", 1e6, "us", busy)
+        add("link, 16 MiB, bandwidth", way, "bytes_per_s", 1e-9, "GB/s", bandwidth)
+        add("link, 16 MiB, CPU time of both ends", way, "cpu_s_per_gb", 1.0, "s/GB", cpu)
     return found
 
 
