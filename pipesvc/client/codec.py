@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pipesvc.client import checks
+from pipesvc.core.coding import Coding, PairCoding
 
 # pipesvc.wire.codecs has their errors.
 CODECS: Final = ("none", "bf16", "fp16", "int8")
@@ -57,6 +58,12 @@ class Codec:
 
 def check_codec(codec: object) -> None:
     checks.is_a("codec", codec, Codec, "a pipesvc.Codec", _FIX)
+
+
+def coding_of(codec: Codec) -> Coding:
+    """For a planner."""
+    pairs = {pair: PairCoding(each.activations, each.gradients) for pair, each in codec.by_pair.items()}
+    return Coding(pairs.pop((0, 0)), pairs)
 
 
 def as_json(codec: Codec) -> dict[str, Any]:

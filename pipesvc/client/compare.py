@@ -185,9 +185,9 @@ def _stage_lines(stage: StageReport, predicted: Observed, measured: Observed) ->
 
 
 def _link_lines(report: PlanReport, links: Sequence[Mapping[str, Any]], num_steps: int) -> Iterator[Line]:
-    """Bytes of tensors in a step. What no plan speaks of, such as labels, has no prediction."""
+    """Bytes of tensors in a step, as they travel. What no plan speaks of, such as labels, has no prediction."""
     predicted = {link.link: link.num_bytes * report.micro_batches for link in report.links if link.num_bytes}
-    measured = {link["link"]: link["tensor_bytes"] / num_steps for link in links} if num_steps else {}
+    measured = {link["link"]: link["coded_bytes"] / num_steps for link in links} if num_steps else {}
     for link in dict.fromkeys([*predicted, *sorted(measured)]):
         yield Line(
             where=f"link {link}",

@@ -31,7 +31,9 @@ def compare_run(client: Client, job: Job, run_id: str, *, is_planned: bool, on_e
         check_same_rows(known.costs, plan, num_rows)
     with doubting(known.are_kept):
         fingerprints = planning.crew_of(client.status()).fingerprints
-        report, evaluated = planning.predict(plan, known.costs, fingerprints, decides=job.decides)
+        report, evaluated = planning.predict(
+            plan, known.costs, fingerprints, decides=job.decides, codec=job.strategy.codec
+        )
     # Taken last: a live run goes on while its job is measured, or is waited for.
     num_steps = run.info().num_committed_steps
     return compare(report, evaluated.step, trace=run.trace(), links=run.links(), num_steps=num_steps)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
+from pipesvc.client.codec import coding_of
 from pipesvc.client.job import ScheduleFile, Strategy
 from pipesvc.client.plan_places import repeated, shared_places
 from pipesvc.core.costs import Costs
@@ -140,7 +141,10 @@ def _search(
         num_micro_batches=asked.micro_batches * accumulate,
         method=str(asked.boundaries),
         constraints=PartitionConstraints(
-            num_stages=num_stages, places=places, allow_cpu_for_gpu=asked.allow_cpu_for_gpu
+            num_stages=num_stages,
+            places=places,
+            allow_cpu_for_gpu=asked.allow_cpu_for_gpu,
+            coding=coding_of(asked.codec),
         ),
         in_flight=in_flight,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pipesvc.client.compare import Line
 from pipesvc.client.report import table
 from pipesvc.core.memory import bytes_text
-from pipesvc.core.plan_report import PlaceReport, PlanReport, StageReport
+from pipesvc.core.plan_report import LinkReport, PlaceReport, PlanReport, StageReport
 from pipesvc.core.schedule_search import seconds_text
 
 _STAGE_HEADER = (
@@ -22,6 +22,7 @@ _STAGE_HEADER = (
     "SENDS ON",
     "SENT BACK",
 )
+_LINK_HEADER = ("LINK", "WAY", "BYTES", "HOP")
 _PLACE_HEADER = ("WORKER/DEVICE", "IDLE", "FINGERPRINT", "MEMORY")
 
 
@@ -48,6 +49,8 @@ def _plan_lines(report: PlanReport) -> Iterator[str]:
     yield title(report)
     yield table(_STAGE_HEADER, map(_stage_row, report.stages))
     yield table(_PLACE_HEADER, map(_place_row, report.places))
+    if any(link.num_bytes for link in report.links):
+        yield table(_LINK_HEADER, [_link_row(link) for link in report.links if link.num_bytes])
     yield from (f"chosen: {reason}" for reason in report.reasons)
     if report.runner_up:
         yield f"runner-up: {report.runner_up}"
@@ -75,6 +78,10 @@ def _sent_text(num_bytes: int, hop_s: float) -> str:
 
 def _place_row(place: PlaceReport) -> tuple[str, ...]:
     return place.place, _part_text(place.idle), place.fingerprint or "unknown", place.memory_text
+
+
+def _link_row(link: LinkReport) -> tuple[str, ...]:
+    return link.link, link.way or "not known", bytes_text(link.num_bytes), seconds_text(link.hop_s)
 
 
 def _comparison_row(line: Line) -> tuple[str, ...]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pipesvc.client.codec import Codec, coding_of
 from pipesvc.client.gantt import Row
 from pipesvc.client.job import Job, Strategy
 from pipesvc.client.plan_cuts import cuts_of, settings_of, shared_cuts_of
+from pipesvc.core.coded_ways import with_codecs
 from pipesvc.core.costs import Costs
 from pipesvc.core.edges import edges_of
 from pipesvc.core.memory import check_memory
@@ -105,10 +107,10 @@ def _shape(planned: Planned) -> tuple[object, str]:
 
 
 def predict(
-    plan: Plan, costs: Costs, fingerprints: Mapping[str, str], *, decides: bool
+    plan: Plan, costs: Costs, fingerprints: Mapping[str, str], *, decides: bool, codec: Codec
 ) -> tuple[PlanReport, Candidate]:
-    """What these costs let expect of a plan, whoever made it and whether it fits or not."""
-    stages = _stages(plan, costs)
+    """What these costs let expect of a plan, whoever made it and whether it fits or not; links have this codec."""
+    stages = _stages(plan, costs, codec)
     evaluated = evaluate(
         plan.schedule,
         stages,
@@ -147,7 +149,7 @@ def _planned(job: Job, costs: Costs, workers: Sequence[WorkerInfo], fingerprints
     reasons: tuple[str, ...] = ()
     runner_up = ""
     if asked.has_open_schedule:
-        stages = _stages(_plan(replace(asked, schedule="1F1B"), job.accumulate, costs, workers), costs)
+        stages = _stages(_plan(replace(asked, schedule="1F1B"), job.accumulate, costs, workers), costs, asked.codec)
         choice = choose_schedule(
             stages,
             num_micro_batches=asked.micro_batches * job.accumulate,
@@ -159,8 +161,8 @@ def _planned(job: Job, costs: Costs, workers: Sequence[WorkerInfo], fingerprints
         chosen, runner_up = choice.reason
         reasons = (chosen,)
     plan = _plan(asked, job.accumulate, costs, workers)
-    report, evaluated = predict(plan, costs, fingerprints, decides=job.decides)
-    stages = _stages(plan, costs)
+    report, evaluated = predict(plan, costs, fingerprints, decides=job.decides, codec=asked.codec)
+    stages = _stages(plan, costs, asked.codec)
     check_memory(stages, evaluated.memory)
     if job.strategy.schedule in SHARED and not reasons:
         found = praise(evaluated, stages, num_micro_batches=plan.micro_batches, decides=job.decides, link=costs.link)
@@ -182,7 +184,7 @@ def _plan(strategy: Strategy, accumulate: int, costs: Costs, workers: Sequence[W
     return plan
 
 
-def _stages(plan: Plan, costs: Costs) -> tuple[StageCost, ...]:
+def _stages(plan: Plan, costs: Costs, codec: Codec) -> tuple[StageCost, ...]:
     """What the plan's stages cost; a plan of other layers, or of a device that was not measured, is refused."""
     held = [name for stage in plan.stages for name in stage.layer_names]
     held_bytes = sum(stage.parameter_bytes - copy_bytes(plan.ties, stage.index) for stage in plan.stages)
@@ -204,11 +206,10 @@ def _stages(plan: Plan, costs: Costs) -> tuple[StageCost, ...]:
             advice=f"There are costs for {measured or 'no device'}.",
         )
     _check_ways(plan, costs)
-    return stage_costs(
-        costs,
-        boundaries=[stage.first_layer for stage in plan.stages[1:]],
-        devices=[indices[stage.worker, stage.device] for stage in plan.stages],
-    )
+    boundaries = [stage.first_layer for stage in plan.stages[1:]]
+    devices = [indices[stage.worker, stage.device] for stage in plan.stages]
+    found = stage_costs(costs, boundaries=boundaries, devices=devices)
+    return with_codecs(found, costs, boundaries, coding_of(codec))
 
 
 def _check_ways(plan: Plan, costs: Costs) -> None:

@@ -13,7 +13,7 @@ from pipesvc.core.schedule_search import seconds_text
 
 _LAYER_HEADER = ("LAYER", "TYPE", "PARAMETERS", "ACTIVATIONS", "OUTPUT")
 _MEMORY_HEADER = ("WEIGHTS", "GRADIENTS", "OPTIMIZER", "BUFFERS", "ACTIVATIONS")
-_LINK_HEADER = ("FROM", "TO", "LATENCY", "BANDWIDTH")
+_LINK_HEADER = ("FROM", "TO", "WAY", "LATENCY", "BANDWIDTH")
 
 
 def profile_text(profile: Profile) -> str:
@@ -75,6 +75,6 @@ def _memory_row(layers: Sequence[LayerCost]) -> tuple[str, ...]:
 
 def _link_row(pair: tuple[str, str], link: LinkCost) -> tuple[str, ...]:
     if not link.is_open:
-        return (*pair, "no way", "")
+        return (*pair, "none", "-", "-")
     bandwidth = "no bound" if math.isinf(link.bytes_per_s) else f"{bytes_text(round(link.bytes_per_s))}/s"
-    return (*pair, seconds_text(link.latency_s), bandwidth)
+    return (*pair, link.way or "not known", seconds_text(link.latency_s), bandwidth)

@@ -39,12 +39,14 @@ class Profile:
 def profile(transport: Transport, job: Job, *, is_fresh: bool, on_event: OnEvent | None) -> Profile:
     """Blocks until all is measured; raises what failed it."""
     submission = make_submission(measurable(job))
-    # How layers are cut and scheduled does not change what each of them costs, and may still be open.
+    # How layers are cut and scheduled does not change what each of them costs, and may still be open. The way of
+    # links does.
     strategy = job_pb2.StrategySpec(
         is_pipelined=job.strategy.pipeline,
         micro_batches=job.strategy.micro_batches,
         num_stages=job.strategy.num_stages or 0,
         schedule=SCHEDULE_NAMES[0],
+        forces_grpc=not job.strategy.same_host,
     )
     submission.spec.strategy.CopyFrom(strategy)
     request = run_pb2.ProfileJobRequest(job=submission.spec, bundle=submission.bundle.data, is_fresh=is_fresh)

@@ -17,15 +17,18 @@ from itertools import permutations
 from typing import Final
 
 from pipesvc.coordinator.planning import shared_of
+from pipesvc.core.coding import TypedBytes
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
 from pipesvc.core.flow import difference
 from pipesvc.core.planner import shared_threads
 from pipesvc.errors import ErrorCode, PipesvcError, Where
-from pipesvc.rpc.v1 import job_pb2, local_pb2, worker_pb2
+from pipesvc.rpc.v1 import job_pb2, local_pb2, types_pb2, worker_pb2
 from pipesvc.wire.registrations import worker_info
 
 # Of a pair that no part is of: one of the two cannot dial the other.
 NO_WAY: Final = LinkCost(latency_s=math.inf)
+
+_WAYS: Final = {types_pb2.LINK_WAY_GRPC: "gRPC", types_pb2.LINK_WAY_SAME_HOST: "same host"}
 
 Registrations = Sequence[worker_pb2.Register]
 
@@ -72,6 +75,8 @@ def device_part(worker: str, profile: local_pb2.DeviceProfile) -> Costs:
             activation_bytes=each.activation_bytes,
             output_bytes=each.output_bytes,
             output_gradient_bytes=each.output_gradient_bytes,
+            outputs=_typed(each.outputs),
+            output_gradients=_typed(each.output_gradients),
             shared=shared_of(each.layer),
         )
         for each in profile.layers
@@ -96,7 +101,7 @@ def device_part(worker: str, profile: local_pb2.DeviceProfile) -> Costs:
 
 
 def link_part(sender: str, receiver: str, profile: local_pb2.LinkProfile) -> Costs:
-    link = LinkCost(latency_s=profile.latency_s, bytes_per_s=profile.bytes_per_s)
+    link = LinkCost(latency_s=profile.latency_s, bytes_per_s=profile.bytes_per_s, way=_WAYS.get(profile.way, ""))
     return Costs(layers=(), devices=(), links={(sender, receiver): link})
 
 
@@ -122,6 +127,10 @@ def joined(wanted: Wanted, parts: Mapping[str, Costs], workers: Registrations) -
         micro_batch_rows=found[0].micro_batch_rows,
         flow_json=found[0].flow_json,
     )
+
+
+def _typed(found: Iterable[local_pb2.TypedBytes]) -> tuple[TypedBytes, ...]:
+    return tuple(TypedBytes(each.dtype, each.num_bytes) for each in found)
 
 
 def _check_same_layers(parts: Sequence[Costs]) -> None:

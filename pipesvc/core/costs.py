@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import isinf
 
 from pipesvc.core import flow_json
+from pipesvc.core.coding import TypedBytes
 from pipesvc.core.flow import Flow
 from pipesvc.core.layer_info import SharedParameter
 
@@ -29,6 +30,9 @@ class LayerCost:
     activation_bytes: int = 0  # kept from forward to backward
     output_bytes: int = 0  # crosses the link if a boundary follows, skips included
     output_gradient_bytes: int = 0  # crosses it backwards
+    # The two above by type; empty: not known, or to be had from the flow.
+    outputs: tuple[TypedBytes, ...] = ()
+    output_gradients: tuple[TypedBytes, ...] = ()
     shared: tuple[SharedParameter, ...] = ()  # parameters that another layer holds, too
 
 
@@ -62,6 +66,7 @@ class LinkCost:
 
     latency_s: float = 0.0
     bytes_per_s: float = float("inf")
+    way: str = ""  # "same host" or "gRPC", as it was measured; empty: not known
 
     @property
     def is_open(self) -> bool:

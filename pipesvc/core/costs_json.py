@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final, TypeVar, get_args, get_origin
 
+from pipesvc.core.coding import TypedBytes
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
 from pipesvc.core.layer_info import SharedParameter
 from pipesvc.core.strict_json import read_fields
@@ -20,7 +21,7 @@ from pipesvc.errors import ErrorCode, PipesvcError
 
 _MAY_BE_EMPTY: Final = ("skip_s", "input_backward_s", "weight_backward_s")
 
-T = TypeVar("T", Costs, DeviceCost, LayerCost, LayerTimes, LinkCost, SharedParameter)
+T = TypeVar("T", Costs, DeviceCost, LayerCost, LayerTimes, LinkCost, SharedParameter, TypedBytes)
 
 
 def to_json(costs: Costs, *, indent: int | None = None) -> str:
@@ -58,8 +59,8 @@ def from_json(text: str) -> Costs:
     return costs
 
 
-def _raw_link(link: LinkCost) -> dict[str, float | None]:
-    return {name: None if math.isinf(value) else value for name, value in asdict(link).items()}
+def _raw_link(link: LinkCost) -> dict[str, float | str | None]:
+    return {name: None if value == math.inf else value for name, value in asdict(link).items()}
 
 
 def _value(hint: Any, raw: object, place: str) -> Any:

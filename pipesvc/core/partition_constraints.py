@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipesvc.core import marks
+from pipesvc.core.coding import Coding
 from pipesvc.core.costs import Costs, DeviceCost
 from pipesvc.core.flow import check_ends, finest_ends
 from pipesvc.core.partition_memory import memory_sums
@@ -30,6 +31,7 @@ class PartitionConstraints:
     boundaries: tuple[int, ...] = ()  # a stage begins at each of these layers, and perhaps elsewhere too
     places: Mapping[str, str] = field(default_factory=dict)  # mark or "stage:K" -> "worker" or "worker/device"
     allow_cpu_for_gpu: bool = False  # a gpu mark without its GPU may be on any CPU
+    coding: Coding = field(default_factory=Coding)  # of what goes over the boundaries
 
 
 def problem_of(
@@ -48,7 +50,7 @@ def problem_of(
     _check(costs, num_micro_batches)
     may_cut, must_cut = _boundaries(costs, method, constraints)
     labels = _mark_labels(costs)
-    sent = crossing(costs.layers)
+    sent, held = crossing(costs, constraints.coding), crossing(costs, Coding())
     stage_devices = _given_places(costs, constraints.places, labels)
     counts = _stage_counts(costs, constraints.num_stages, may_cut, must_cut, stage_devices)
     return Problem(
@@ -61,7 +63,7 @@ def problem_of(
         is_barred=_barred(costs, constraints, labels),
         stage_devices=stage_devices,
         crossing=sent,
-        memory=memory_sums(costs, sent.forward_bytes, sent.backward_bytes),
+        memory=memory_sums(costs, held.forward_bytes, held.backward_bytes),
     )
 
 

@@ -27,7 +27,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipesvc.core.costs import Costs, LayerCost
+from pipesvc.core.coded_ways import crossing_bytes
+from pipesvc.core.coding import Coding
+from pipesvc.core.costs import Costs
 from pipesvc.core.partition_memory import Alive, IntArray, MemorySums, memory_parts
 
 FloatArray = npt.NDArray[np.float64]
@@ -46,12 +48,12 @@ class Crossing(NamedTuple):
     backward_bytes: IntArray
 
 
-def crossing(layers: Sequence[LayerCost]) -> Crossing:
+def crossing(costs: Costs, coding: Coding) -> Crossing:
     """What every possible boundary would send."""
-    inner = layers[:-1]
+    inner = crossing_bytes(costs, coding)[:-1]
     return Crossing(
-        np.array([0, *(layer.output_bytes for layer in inner), 0], np.int64),
-        np.array([0, *(layer.output_gradient_bytes for layer in inner), 0], np.int64),
+        np.array([0, *(forward for forward, _ in inner), 0], np.int64),
+        np.array([0, *(backward for _, backward in inner), 0], np.int64),
     )
 
 

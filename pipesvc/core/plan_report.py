@@ -16,7 +16,7 @@ from pipesvc.core.fingerprints import fingerprint_warnings
 from pipesvc.core.memory import Memory
 from pipesvc.core.plan import Plan, StagePlan
 from pipesvc.core.schedule_search import Candidate
-from pipesvc.core.stage_costs import StageCost, gradients_between, outputs_between
+from pipesvc.core.stage_costs import StageCost, gradients_on_links, outputs_on_links
 from pipesvc.core.ties import Pair
 from pipesvc.core.timeline import Simulation
 
@@ -53,8 +53,9 @@ class LinkReport:
     """What goes from a stage to one on another worker, for each micro-batch."""
 
     link: str  # as runs name it: "0>1/activation"
-    num_bytes: int
+    num_bytes: int  # coded, where the link has a codec
     hop_s: float
+    way: str = ""  # as it was measured: "same host" or "gRPC"; empty: not known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,8 +102,8 @@ def make_report(
     """`stages` are what the plan's stages cost, `evaluated` is its schedule on them, `fingerprints` are by worker."""
     used = {worker: fingerprints.get(worker, "") for worker in plan.workers}
     step = evaluated.step
-    outputs = _sent(costs, stages, outputs_between(stages), "activation")
-    gradients = _sent(costs, stages, gradients_between(stages), "gradient")
+    outputs = _sent(costs, stages, outputs_on_links(stages), "activation")
+    gradients = _sent(costs, stages, gradients_on_links(stages), "gradient")
     return PlanReport(
         stages=tuple(
             _stage_report(
@@ -131,8 +132,10 @@ def _sent(costs: Costs, stages: Sequence[StageCost], sizes: Mapping[Pair, int], 
     for (sender, receiver), num_bytes in sizes.items():
         workers = stages[sender].worker, stages[receiver].worker
         if workers[0] != workers[1]:
-            hop_s = costs.link(*workers).hop_s(num_bytes)
-            found[sender, receiver] = LinkReport(link=f"{sender}>{receiver}/{kind}", num_bytes=num_bytes, hop_s=hop_s)
+            cost = costs.link(*workers)
+            found[sender, receiver] = LinkReport(
+                link=f"{sender}>{receiver}/{kind}", num_bytes=num_bytes, hop_s=cost.hop_s(num_bytes), way=cost.way
+            )
     return found
 
 

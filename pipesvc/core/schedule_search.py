@@ -21,7 +21,7 @@ from typing import Final
 from pipesvc.core.memory import Memory, against_text, bytes_text, check_memory, device_memory, too_small
 from pipesvc.core.schedules import check_placement, splits_backward
 from pipesvc.core.simulate import free_link, play
-from pipesvc.core.stage_costs import StageCost, gradients_between, outputs_between
+from pipesvc.core.stage_costs import StageCost, gradients_on_links, outputs_on_links
 from pipesvc.core.step_graph import LinkOf
 from pipesvc.core.step_lists import step_lists
 from pipesvc.core.timeline import Simulation
@@ -184,7 +184,7 @@ def _most_in_flight(stages: Sequence[StageCost], num_micro_batches: int) -> int:
 
 def _hops_s(stages: Sequence[StageCost], link: LinkOf) -> list[float]:
     """What each way between stages on two workers takes, of outputs and of gradients."""
-    ways = (*outputs_between(stages).items(), *gradients_between(stages).items())
+    ways = (*outputs_on_links(stages).items(), *gradients_on_links(stages).items())
     return [
         link(stages[sender].worker, stages[receiver].worker).hop_s(num_bytes)
         for (sender, receiver), num_bytes in ways

@@ -6,7 +6,7 @@ have to invent layers. Units are seconds and bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipesvc.core.actions import ActionKind
@@ -39,6 +39,9 @@ class StageCost:
     # The two above are those of a chain. In a flow each stage says whom it sends what: stage -> bytes.
     sends: Mapping[int, int] | None = None
     returns: Mapping[int, int] | None = None  # gradients, to earlier stages
+    # The same in coded form, which is what links are busy with; None: nothing is coded.
+    coded_sends: Mapping[int, int] | None = None
+    coded_returns: Mapping[int, int] | None = None
 
     @property
     def place(self) -> str:
@@ -111,6 +114,22 @@ def gradients_between(stages: Sequence[StageCost]) -> dict[Pair, int]:
         elif index:
             found[index, index - 1] = stages[index - 1].output_gradient_bytes
     return found
+
+
+def outputs_on_links(stages: Sequence[StageCost]) -> dict[Pair, int]:
+    """(producer, consumer) -> bytes of one micro-batch, coded where links have a codec."""
+    return outputs_between(stages) | _pairs(stage.coded_sends for stage in stages)
+
+
+def gradients_on_links(stages: Sequence[StageCost]) -> dict[Pair, int]:
+    """(sender, receiver) -> likewise."""
+    return gradients_between(stages) | _pairs(stage.coded_returns for stage in stages)
+
+
+def _pairs(by_stage: Iterable[Mapping[int, int] | None]) -> dict[Pair, int]:
+    return {
+        (index, other): num_bytes for index, found in enumerate(by_stage) for other, num_bytes in (found or {}).items()
+    }
 
 
 def _stage_cost(costs: Costs, first: int, end: int, device_index: int) -> StageCost:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from pipesvc.core.actions import PER_MICRO_BATCH, Action, ActionKind, Result, ResultKind, needs, results
 from pipesvc.core.costs import LinkCost
 from pipesvc.core.overtaking import any_action, followed
-from pipesvc.core.stage_costs import StageCost, gradients_between, outputs_between
+from pipesvc.core.stage_costs import StageCost, gradients_on_links, outputs_on_links
 
 # How many more micro-batches are alive on a stage once an action of this kind has been taken.
 _LIVE_CHANGE: Final = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.WEIGHT_BACKWARD: -1}
@@ -125,8 +125,8 @@ class _Builder:
         self._stages, self._link, self._num_workers = stages, link, len(lists)
         # What goes between two stages, in bytes; norms and scale are a few, and what they cost is latency.
         self._sizes = {
-            ResultKind.OUTPUT: outputs_between(stages),
-            ResultKind.INPUT_GRADIENT: gradients_between(stages),
+            ResultKind.OUTPUT: outputs_on_links(stages),
+            ResultKind.INPUT_GRADIENT: gradients_on_links(stages),
         }
         self._actions = [action for actions in lists for action in actions]
         self._worker = np.repeat(np.arange(len(lists)), list(map(len, lists)))

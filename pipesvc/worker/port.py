@@ -126,6 +126,10 @@ class Port:
         self._crowded = None if has_room else link
         return has_room
 
+    def way_of(self, link: Link) -> int:
+        """The number of LinkWay that what is sent next on the link goes."""
+        return types_pb2.LINK_WAY_SAME_HOST if link in self._senders else types_pb2.LINK_WAY_GRPC
+
     def report(self, message: local_pb2.FromChild) -> None:
         if message.HasField("progress"):
             self._show(message.progress)

@@ -1,4 +1,4 @@
-"""What the link tests share: a receiving worker, tensors of known bytes, and a TCP proxy that can cut and go deaf."""
+"""What the link tests share: a receiving worker and tensors of known bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Self
 
 from pipesvc.errors import PipesvcError
 from pipesvc.net import options, servers
@@ -175,79 +174,6 @@ async def sending(
         yield Sending(sender, failures, awaited)
     finally:
         await sender.close()
-
-
-class Proxy:
-    """Forwards TCP connections to a target, until told otherwise."""
-
-    def __init__(self, target: Address, budgets: list[int] | None = None) -> None:
-        self.target = target
-        # Bytes towards the target after which a connection is cut, one for each connection; later ones live on.
-        self._budgets = list(budgets or [])
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.num_connections = 0
-        self.num_cuts = 0
-        self.is_deaf = False  # answers of the target are thrown away
-        self.changes: list[tuple[bytes, bytes]] = []  # on the way to the target, each once, in one piece that was read
-        self.refuses = False
-        self.address = target
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.address = Address(host="127.0.0.1", port=self._server.sockets[0].getsockname()[1])
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        self.cut()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
-
-    def cut(self) -> None:
-        """Break all connections with a reset."""
-        self.num_cuts += bool(self._writers)
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers.clear()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        if self.refuses:
-            writer.transport.abort()
-            return
-        self.num_connections += 1
-        budget = self._budgets.pop(0) if self._budgets else None
-        onward_reader, onward_writer = await asyncio.open_connection(self.target.host, self.target.port)
-        pair = {writer, onward_writer}
-        self._writers |= pair
-        await asyncio.gather(
-            self._pump(reader, onward_writer, budget),
-            self._pump(onward_reader, writer, None, is_answer=True),
-            return_exceptions=True,
-        )
-        for end in pair:
-            end.transport.abort()
-        self._writers -= pair
-
-    async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: int | None, *, is_answer: bool = False
-    ) -> None:
-        while data := await reader.read(65_536):
-            if is_answer and self.is_deaf:
-                continue
-            if budget is not None:
-                budget -= len(data)
-                if budget < 0:
-                    self.cut()
-                    return
-            if self.changes and not is_answer and self.changes[0][0] in data:
-                data = data.replace(*self.changes.pop(0), 1)
-            writer.write(data)
-            await writer.drain()
-        writer.close()
 
 
 def deaf_to_proxies() -> Mapping[str, str]:

@@ -21,12 +21,12 @@ from tests.contract.link_harness import (
     RUN,
     TERM,
     TOKEN,
-    Proxy,
     noise,
     receiver,
     sending,
     until,
 )
+from tests.proxy import Proxy
 
 
 @pytest.mark.asyncio

@@ -8,7 +8,8 @@ import pytest
 
 from pipesvc.errors import ErrorCode
 from pipesvc.net.corruption import MAX_CORRUPT
-from tests.contract.link_harness import RUN, Proxy, noise, receiver, sending, until
+from tests.contract.link_harness import RUN, noise, receiver, sending, until
+from tests.proxy import Proxy
 
 # Without a frame's header in between wherever it is found: a link's chunks and HTTP/2's frames are longer.
 NEEDLE = b"needle in a haystack"

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.contract.link_harness import BACKWARD, FORWARD, Proxy, noise, receiver, sending, until
+from tests.contract.link_harness import BACKWARD, FORWARD, noise, receiver, sending, until
+from tests.proxy import Direction, Proxy
 
 MIB = 1 << 20
 NUM_TENSORS = 64
@@ -21,18 +22,18 @@ class StuffedProxy(Proxy):
         self.flows.set()
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: int | None, *, is_answer: bool = False
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction, budget: int | None
     ) -> None:
         read = reader.read
 
         async def held(num_bytes: int = -1) -> bytes:
             data = await read(num_bytes)
-            if not is_answer:
+            if direction is Direction.THERE:
                 await self.flows.wait()
             return data
 
         setattr(reader, "read", held)  # noqa: B010
-        await super()._pump(reader, writer, budget, is_answer=is_answer)
+        await super()._pump(reader, writer, direction, budget)
 
 
 @pytest.mark.asyncio

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.link_harness import RUN, Proxy, receiver, sending, until
+from tests.contract.link_harness import RUN, receiver, sending, until
+from tests.proxy import Proxy
 
 
 def num_sockets() -> int:

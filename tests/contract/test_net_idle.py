@@ -13,7 +13,8 @@ import pytest
 
 from pipesvc.net import channels, servers
 from pipesvc.net.addresses import parse
-from tests.contract.link_harness import BACKWARD, FORWARD, Proxy, receiver, sending, until
+from tests.contract.link_harness import BACKWARD, FORWARD, receiver, sending, until
+from tests.proxy import Direction, Proxy
 
 # A client pings an idle stream every 4 s; a server allows one in 2 s. In three times the one and eight times the other
 # gRPC's own defaults have ended a connection (three pings too many) or have ceased to ping (after two).
@@ -33,9 +34,9 @@ class TappedProxy(Proxy):
         self.asked, self.answered = bytearray(), bytearray()
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: int | None, *, is_answer: bool = False
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction, budget: int | None
     ) -> None:
-        read, tape = reader.read, self.answered if is_answer else self.asked
+        read, tape = reader.read, self.asked if direction is Direction.THERE else self.answered
 
         async def noted(num_bytes: int = -1) -> bytes:
             data = await read(num_bytes)
@@ -43,7 +44,7 @@ class TappedProxy(Proxy):
             return data
 
         setattr(reader, "read", noted)  # noqa: B010
-        await super()._pump(reader, writer, budget, is_answer=is_answer)
+        await super()._pump(reader, writer, direction, budget)
 
 
 def frames(tape: bytes | bytearray) -> Counter[int]:

@@ -14,10 +14,11 @@ import torch
 
 import pipesvc
 from pipesvc.net.addresses import Address
-from tests.contract.link_harness import Proxy, deaf_to_proxies
+from tests.contract.link_harness import deaf_to_proxies
 from tests.integration import jobs
 from tests.integration.terminal import Terminal, free_port, open_terminal
 from tests.integration.test_cases import finish, make_job
+from tests.proxy import Proxy
 from tests.waiting import until
 
 ONE_PARCEL = """

@@ -464,8 +464,16 @@ class Trace(_message.Message):
     events: _containers.RepeatedCompositeFieldContainer[TraceEvent]
     def __init__(self, events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ...) -> None: ...
 
+class TypedBytes(_message.Message):
+    __slots__ = ("dtype", "num_bytes")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    num_bytes: int
+    def __init__(self, dtype: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
 class LayerProfile(_message.Message):
-    __slots__ = ("layer", "gradient_bytes", "optimizer_bytes", "activation_bytes", "output_bytes", "output_gradient_bytes", "forward_s", "backward_s", "update_s", "input_backward_s", "weight_backward_s", "skip_s")
+    __slots__ = ("layer", "gradient_bytes", "optimizer_bytes", "activation_bytes", "output_bytes", "output_gradient_bytes", "forward_s", "backward_s", "update_s", "input_backward_s", "weight_backward_s", "skip_s", "outputs", "output_gradients")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -478,6 +486,8 @@ class LayerProfile(_message.Message):
     INPUT_BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
     SKIP_S_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     layer: LayerInfo
     gradient_bytes: int
     optimizer_bytes: int
@@ -490,7 +500,9 @@ class LayerProfile(_message.Message):
     input_backward_s: float
     weight_backward_s: float
     skip_s: float
-    def __init__(self, layer: _Optional[_Union[LayerInfo, _Mapping]] = ..., gradient_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., output_gradient_bytes: _Optional[int] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., update_s: _Optional[float] = ..., input_backward_s: _Optional[float] = ..., weight_backward_s: _Optional[float] = ..., skip_s: _Optional[float] = ...) -> None: ...
+    outputs: _containers.RepeatedCompositeFieldContainer[TypedBytes]
+    output_gradients: _containers.RepeatedCompositeFieldContainer[TypedBytes]
+    def __init__(self, layer: _Optional[_Union[LayerInfo, _Mapping]] = ..., gradient_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., output_gradient_bytes: _Optional[int] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., update_s: _Optional[float] = ..., input_backward_s: _Optional[float] = ..., weight_backward_s: _Optional[float] = ..., skip_s: _Optional[float] = ..., outputs: _Optional[_Iterable[_Union[TypedBytes, _Mapping]]] = ..., output_gradients: _Optional[_Iterable[_Union[TypedBytes, _Mapping]]] = ...) -> None: ...
 
 class DeviceProfile(_message.Message):
     __slots__ = ("device", "memory_bytes", "micro_batch_rows", "layers", "flow_json")
@@ -507,16 +519,18 @@ class DeviceProfile(_message.Message):
     def __init__(self, device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., micro_batch_rows: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerProfile, _Mapping]]] = ..., flow_json: _Optional[str] = ...) -> None: ...
 
 class LinkProfile(_message.Message):
-    __slots__ = ("endpoint", "latency_s", "bytes_per_s", "problem")
+    __slots__ = ("endpoint", "latency_s", "bytes_per_s", "problem", "way")
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
     endpoint: int
     latency_s: float
     bytes_per_s: float
     problem: str
-    def __init__(self, endpoint: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...
+    way: _types_pb2.LinkWay
+    def __init__(self, endpoint: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., problem: _Optional[str] = ..., way: _Optional[_Union[_types_pb2.LinkWay, str]] = ...) -> None: ...
 
 class ProgressPage(_message.Message):
     __slots__ = ()

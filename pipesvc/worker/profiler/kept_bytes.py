@@ -7,6 +7,7 @@ are saved. Sizes of tensors in bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -41,6 +42,15 @@ def storage_of(tensor: Tensor) -> int | None:
 def num_bytes(tensors: Iterable[Tensor | None]) -> int:
     """As they travel and as they are made anew: views count with their own elements only."""
     return sum(each.numel() * each.element_size() for each in tensors if each is not None)
+
+
+def by_type(tensors: Iterable[Tensor | None]) -> dict[str, int]:
+    """The same for each type, by torch's name for it."""
+    found: Counter[str] = Counter()
+    for each in tensors:
+        if each is not None:
+            found[str(each.dtype).removeprefix("torch.")] += num_bytes((each,))
+    return dict(found)
 
 
 def gradient_bytes(parameters: Iterable[nn.Parameter], num_micro_batches: int) -> int:

@@ -51,7 +51,7 @@ class LayerTrial:
     gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
-    input_gradient_bytes: int
+    input_gradients: Mapping[str, int]  # bytes by type
     output: Parcel
     carried: frozenset[int]
 
@@ -132,7 +132,7 @@ def try_layer(
         gradient_bytes=gradient_bytes,
         optimizer_bytes=kept_bytes.optimizer_bytes(stage.updates.optimizers.values()),
         activation_bytes=sum(size for storage, size in saved.items() if storage not in carried),
-        input_gradient_bytes=kept_bytes.num_bytes(received),
+        input_gradients=kept_bytes.by_type(received),
         output=output,
         carried=frozenset(kept & {kept_bytes.storage_of(leaf) for leaf in output.leaves if leaf is not None}),
     )

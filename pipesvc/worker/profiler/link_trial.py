@@ -62,7 +62,15 @@ class LinkTrials:
                 break
         # Noise may make the difference nothing, and then all of it is taken for the bytes.
         bytes_s = large_s - small_s if large_s > small_s else large_s
-        return local_pb2.LinkProfile(endpoint=peer, latency_s=small_s / 2, bytes_per_s=size / bytes_s)
+        return local_pb2.LinkProfile(
+            endpoint=peer,
+            latency_s=small_s / 2,
+            bytes_per_s=size / bytes_s,
+            way=self._port.way_of(self._to(peer)),  # type: ignore[arg-type]
+        )
+
+    def _to(self, peer: int) -> Link:
+        return Link(self._endpoint, peer, types_pb2.LINK_KIND_ACTIVATION)
 
     def _median(self, peer: int, worker: str, size: int) -> float:
         payload, begin_s = _payload(size), time.perf_counter()
@@ -75,7 +83,7 @@ class LinkTrials:
         self._num_sent += 1
         answer = Link(peer, self._endpoint, types_pb2.LINK_KIND_GRADIENT)
         begin_s = time.perf_counter()
-        self._port.send_parcel(Link(self._endpoint, peer, types_pb2.LINK_KIND_ACTIVATION), self._num_sent, 0, payload)
+        self._port.send_parcel(self._to(peer), self._num_sent, 0, payload)
         while (left_s := begin_s + ANSWER_LIMIT_S - time.perf_counter()) > 0:
             event = self._next(left_s)
             if isinstance(event, ParcelArrived) and event.link == answer:

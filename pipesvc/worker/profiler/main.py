@@ -7,7 +7,7 @@ hours for a large model, and all at once it would need the memory of all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -98,7 +98,8 @@ class _Measuring:
                 index, (layer_name, layer.to(device)), copies, value, labels if is_last else None, carried, device
             )
             if found.layers:
-                found.layers[-1].output_gradient_bytes = trial.input_gradient_bytes
+                found.layers[-1].output_gradient_bytes = sum(trial.input_gradients.values())
+                found.layers[-1].output_gradients.extend(_typed(trial.input_gradients))
             found.layers.append(_message(self._layers[index], trial))
             value, carried = trial.output, trial.carried
             del layer
@@ -230,6 +231,10 @@ def _moved(parcel: Parcel, device: torch.device) -> Parcel:
     return replace(parcel, leaves=tuple(None if each is None else each.clone().to(device) for each in parcel.leaves))
 
 
+def _typed(found: Mapping[str, int]) -> list[local_pb2.TypedBytes]:
+    return [local_pb2.TypedBytes(dtype=dtype, num_bytes=num_bytes) for dtype, num_bytes in found.items()]
+
+
 def _message(layer: LayerInfo, trial: LayerTrial) -> local_pb2.LayerProfile:
     return local_pb2.LayerProfile(
         layer=layer_message(layer),
@@ -237,6 +242,7 @@ def _message(layer: LayerInfo, trial: LayerTrial) -> local_pb2.LayerProfile:
         optimizer_bytes=trial.optimizer_bytes,
         activation_bytes=trial.activation_bytes,
         output_bytes=kept_bytes.num_bytes(trial.output.leaves),
+        outputs=_typed(kept_bytes.by_type(trial.output.leaves)),
         forward_s=trial.forward_s,
         backward_s=trial.backward_s,
         input_backward_s=trial.input_backward_s,

@@ -108,8 +108,8 @@ def test_a_run_without_a_step_is_refused() -> None:
 
 def test_links_show_the_bytes_of_a_step_and_what_was_not_predicted() -> None:
     links = [
-        {"link": "0>1/activation", "tensor_bytes": 5 * 4 * MIB // 16},
-        {"link": "feeder>1/label", "tensor_bytes": 500},
+        {"link": "0>1/activation", "coded_bytes": 5 * 4 * MIB // 16},
+        {"link": "feeder>1/label", "coded_bytes": 500},
     ]
     lines = _compared(trace_of(PLANNED.evaluated.step.spans, 5), links)
     activation = lines["link 0>1/activation", "bytes"]

@@ -24,7 +24,7 @@ COSTS = Costs(
             times=LayerTimes(forward_s=(0.001, 0.002), backward_s=(0.0, 0.5), update_s=(0.00002, 0.0)),
         ),
     ),
-    links={("a", "b"): LinkCost(latency_s=0.00025, bytes_per_s=float(1 << 30)), ("b", "a"): LinkCost()},
+    links={("a", "b"): LinkCost(latency_s=0.00025, bytes_per_s=float(1 << 30), way="gRPC"), ("b", "a"): LinkCost()},
     micro_batch_rows=8,
 )
 
@@ -38,13 +38,13 @@ def test_layers_sums_and_links_are_tables() -> None:
     assert rows[2] == ["0 (cpu)", "Embedding", "3.0 MiB", "0 bytes", "0.5 KiB", "1 ms, 0 us, 20 us"]
     assert rows[4] == ["all", "3.0 MiB", "2.0 KiB", "3 ms, 500 ms, 20 us"]
     assert rows[7] == ["3.0 MiB", "1.0 KiB", "0.2 KiB", "0 bytes", "2.0 KiB"]
-    assert rows[9:] == [["a", "b", "250 us", "1.0 GiB/s"], ["b", "a", "0 us", "no bound"]]
+    assert rows[9:] == [["a", "b", "gRPC", "250 us", "1.0 GiB/s"], ["b", "a", "not known", "0 us", "no bound"]]
 
 
 def test_a_pair_without_a_way_says_so() -> None:
     costs = replace(COSTS, links={("a", "b"): LinkCost(latency_s=float("inf"))})
     text = profile_text(Profile(costs=costs, num_devices_measured=1, num_links_measured=0))
-    assert text.splitlines()[-1].split() == ["a", "b", "no", "way"]
+    assert text.splitlines()[-1].split() == ["a", "b", "none", "-", "-"]
 
 
 def test_what_was_known_says_how_to_measure_again() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipesvc.core.coding import TypedBytes
 from pipesvc.core.costs import Costs, DeviceCost, LayerCost, LayerTimes, LinkCost
 from pipesvc.core.costs_json import from_json, to_json
 from pipesvc.core.layer_info import SharedParameter
@@ -32,11 +33,14 @@ LAYERS = st.builds(
     mark=NAMES,
     **dict.fromkeys(["parameter_bytes", "gradient_bytes", "optimizer_bytes", "buffer_bytes"], SIZES),
     **dict.fromkeys(["activation_bytes", "output_bytes", "output_gradient_bytes"], SIZES),
+    **dict.fromkeys(
+        ["outputs", "output_gradients"], st.lists(st.builds(TypedBytes, NAMES, SIZES), max_size=2).map(tuple)
+    ),
     shared=st.lists(st.builds(SharedParameter, name=NAMES, num_bytes=SIZES, is_trained=st.booleans()), max_size=2).map(
         tuple
     ),
 )
-LINKS = st.builds(LinkCost, latency_s=SECONDS, bytes_per_s=st.floats(min_value=1e-3))
+LINKS = st.builds(LinkCost, latency_s=SECONDS, bytes_per_s=st.floats(min_value=1e-3), way=NAMES)
 
 
 def devices(num_layers: int) -> st.SearchStrategy[DeviceCost]:
@@ -89,7 +93,7 @@ def _device(**changes: Any) -> dict[str, Any]:
 
 
 def _link(**changes: Any) -> dict[str, Any]:
-    return {"sender": "a", "receiver": "b", "latency_s": 0.1, "bytes_per_s": 1.0, **changes}
+    return {"sender": "a", "receiver": "b", "latency_s": 0.1, "bytes_per_s": 1.0, "way": "", **changes}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipesvc.client.codec import Codec
 from pipesvc.client.planning import predict
 from pipesvc.core.actions import Action, ActionKind
 from pipesvc.core.edges import edges_of
@@ -108,5 +109,5 @@ def test_measured_costs_count_copies_and_fit_the_plan_that_was_made() -> None:
     )
     stages = stage_costs(measured, boundaries=(2, 4), devices=(0, 1, 2))
     assert [stage.weight_bytes for stage in stages] == [2 * MIB, 3 * MIB, 4 * MIB]
-    report, _ = predict(plan_of(listed()), measured, {}, decides=False)
+    report, _ = predict(plan_of(listed()), measured, {}, decides=False, codec=Codec())
     assert [stage.parameter_bytes for stage in report.stages] == [2 * MIB, 3 * MIB, 4 * MIB]

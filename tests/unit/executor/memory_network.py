@@ -58,6 +58,9 @@ class MemoryPort:
     def close(self) -> None:
         os.close(self._wake)
 
+    def way_of(self, link: Link) -> int:
+        return types_pb2.LINK_WAY_GRPC
+
     def tell(self, **message: Any) -> None:
         self.commands.append(local_pb2.ToChild(**message))
         os.eventfd_write(self._wake, 1)
