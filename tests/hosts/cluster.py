@@ -17,6 +17,7 @@ from tests.waiting import LIMIT_S, until
 PORT: Final = 7700
 # The same on every host, as one would write it into a unit file: an address that leads astray meets a worker there too.
 DATA_PORT: Final = 7001
+PROXY_PORT: Final = 7101
 
 
 class Started:
@@ -96,6 +97,14 @@ class Cluster:
         if "PIPESVC_TOKEN" not in env:
             arguments += ["--token-file", str(self.token_path)]
         return self.start(place, "pipesvc", *arguments, **env)
+
+    def start_proxy(self, host: str, *, delay_s: float) -> str:
+        """What other hosts are to dial instead of the data port there, which they then reach so much later."""
+        address = f"{self.hosts[host].address}:{PROXY_PORT}"
+        target = f"{self.hosts[host].address}:{DATA_PORT}"
+        proxy = self.start(self.hosts[host], "tests.proxy", address, target, "--delay", str(delay_s))
+        until(lambda: address in proxy.output or proxy.process.poll() is not None, "proxy")
+        return address
 
     def token(self) -> str:
         return self.token_path.read_text().strip()

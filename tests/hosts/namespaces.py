@@ -64,6 +64,10 @@ class Host:
     def reconnect(self, peer: Host) -> None:
         _ip("-n", self._namespace, "route", "del", "unreachable", f"{peer.address}/32")
 
+    def slow_down(self, rate: str) -> None:
+        """From now on no more than this leaves, `tc` writes it as 100mbit; what the queue holds is sent in 50 ms."""
+        _run("tc", "-n", self._namespace, "qdisc", "replace", "dev", "eth0", "root", *_shaped(rate))
+
     def name_in_hosts_file(self, lines: Sequence[str]) -> None:
         """This host's own /etc/hosts, which commands that start from now on will see."""
         folder = _HOST_FILES / self._namespace
@@ -118,7 +122,16 @@ class Network:
             _ip("-n", namespace, "link", "set", "eth0", "up")
 
 
+def _shaped(rate: str) -> tuple[str, ...]:
+    """A token bucket that holds one of the largest packets: one that held more would let small tensors pass unslowed."""
+    return "tbf", "rate", rate, "burst", "64kb", "latency", "50ms"
+
+
 def _ip(*arguments: str) -> str:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=_COMMAND_S, check=False)
-    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+    return _run("ip", *arguments)
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
     return done.stdout
