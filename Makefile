@@ -75,7 +75,7 @@ integration: $(ZOO)
 
 # Modules of benchmarks/, each in a process of its own, one after the other: a figure is worth what the quiet around it
 # is. Behind each, its minutes on two cores. Those of the data plane first, which are README's table, then all others.
-BENCH := links pipeline overhead memory
+BENCH := links pipeline overhead memory beats
 BENCH_OTHERS := planning replay split_backward codecs prediction
 
 bench: $(STAMP)

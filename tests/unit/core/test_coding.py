@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_every_codec_and_type_has_the_bytes_of_the_wire(codec: int, element_type
         assert coded_bytes(codec_name(codec), TypedBytes(element_name(element_type), plain)) == min(on_the_wire, plain)
 
 
-def _costs(**link: float) -> Costs:
+def _costs(**link: Any) -> Costs:
     times = LayerTimes(forward_s=(0.01,) * 3, backward_s=(0.02,) * 3, update_s=(0.0,) * 3)
     layer = LayerCost(
         name="",
