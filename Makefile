@@ -74,7 +74,8 @@ integration: $(ZOO)
 	$(BIN)/pytest -q --numprocesses 2 --dist loadfile tests/$@
 
 # Modules of benchmarks/, each in a process of its own, one after the other: a figure is worth what the quiet around it
-# is. Behind each, its minutes on two cores. Those of the data plane first, which are README's table, then all others.
+# is. Minutes on two cores: links 2, pipeline 11, overhead 1, memory 1, which are README's table; planning, replay and
+# split_backward 2 together, codecs 4, prediction 12.
 BENCH := links pipeline overhead memory beats
 BENCH_OTHERS := planning replay split_backward codecs prediction
 

@@ -1,6 +1,6 @@
 """What a step costs beside the model: stages without arithmetic, two workers, eight micro-batches.
 
-    python -m benchmarks.overhead    # 7 rounds, about a minute; writes benchmarks/results/overhead.json
+    python -m benchmarks.overhead    # 5 rounds, about a minute; writes benchmarks/results/overhead.json
 
 Each stage multiplies one number by its one parameter, so a step is what schedules, links, coordinator, feeder and
 updates take. torch.distributed.pipelining runs the same beside it: no aim, but it says what such a step costs there.
@@ -67,7 +67,7 @@ def figures(turns: dict[str, list[Turn]], command: str) -> list[Result]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a step costs beside the model.")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-write", action="store_true", help="only print")
     arguments = parser.parse_args()
     found = figures(measure(arguments.rounds), f"python -m benchmarks.overhead --rounds {arguments.rounds}")

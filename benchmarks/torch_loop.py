@@ -89,9 +89,9 @@ def _pipelined(loop: TorchLoop, model: nn.Sequential, ids: Tensor, targets: Tens
     def step() -> list[Tensor]:
         losses: list[Tensor] = []
         if is_last:
-            schedule.step(*arguments, target=targets, losses=losses, return_outputs=loop.keeps_outputs)
+            schedule.step(*arguments, target=targets, losses=losses)
         else:
-            schedule.step(*arguments, return_outputs=loop.keeps_outputs)
+            schedule.step(*arguments)
         optimizer.step()
         optimizer.zero_grad()
         return [each.detach() for each in losses]

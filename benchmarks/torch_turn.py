@@ -25,7 +25,7 @@ from benchmarks.workloads import WORKLOADS
 ROOT: Final = Path(__file__).resolve().parents[1]
 # torch's schedules with one stage for each process; all others have two.
 ONE_STAGE_EACH: Final = ("GPipe", "1F1B")
-TWO_STAGES_EACH: Final = ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+TWO_STAGES_EACH: Final = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 _V_SHAPED: Final = ("ZBVZeroBubble", "DualPipeV")
 _TURN_S: Final = 300.0
 _NUM_LAST_CHARACTERS: Final = 2000
@@ -38,7 +38,6 @@ class TorchLoop:
     workload: str
     schedule: str
     boundaries: tuple[int, ...]
-    keeps_outputs: bool
     num_processes: int
     index: int
     store_path: str
@@ -70,7 +69,6 @@ class TorchProcesses:
         *,
         num_processes: int,
         boundaries: tuple[int, ...] = (),
-        keeps_outputs: bool = True,
     ) -> None:
         self._what = WORKLOADS[workload]
         self._name = f"torch {schedule or 'alone'}"
@@ -85,7 +83,6 @@ class TorchProcesses:
                     workload=workload,
                     schedule=schedule,
                     boundaries=boundaries or self._what.equal_cut(num_stages),
-                    keeps_outputs=keeps_outputs,
                     num_processes=num_processes,
                     index=index,
                     store_path=str(folder / "store"),

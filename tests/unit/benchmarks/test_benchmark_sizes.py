@@ -58,7 +58,6 @@ def test_a_loop_reaches_its_process_whole() -> None:
         workload="gpt",
         schedule="1F1B",
         boundaries=(2, 5, 7),
-        keeps_outputs=False,
         num_processes=2,
         index=1,
         store_path="store",
