@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-MODULES = ["checksum", "credit", "elements", "frames", "links", "safetensors_stream", "segments", "tree"]
+MODULES = ["ahead", "checksum", "credit", "elements", "frames", "links", "safetensors_stream", "segments", "tree"]
 PROGRAM = """
 import importlib, sys
 for name in sys.argv[1:]:
