@@ -6,30 +6,30 @@ back. Pure: times are nanoseconds on whatever clock the caller has, as long as i
 
 from __future__ import annotations
 
-from pipesvc.wire.links import Link
+from collections.abc import Hashable
 
 
 class CreditWaits:
-    """The union of the intervals in which a link had something to send and might not."""
+    """The union of the intervals in which somebody had something to send and might not: a link, or another name."""
 
     def __init__(self) -> None:
-        self._waiting: set[Link] = set()
+        self._waiting: set[Hashable] = set()
         self._ended_ns = 0
         self._since_ns = 0
 
-    def change(self, link: Link, now_ns: int, *, is_waiting: bool) -> None:
-        """From now on this link waits, or does not; it may have been so before."""
+    def change(self, who: Hashable, now_ns: int, *, is_waiting: bool) -> None:
+        """From now on this one waits, or does not; it may have been so before."""
         if is_waiting and not self._waiting:
             self._since_ns = now_ns
         was_waiting = bool(self._waiting)
-        (self._waiting.add if is_waiting else self._waiting.discard)(link)
+        (self._waiting.add if is_waiting else self._waiting.discard)(who)
         if was_waiting and not self._waiting:
             self._ended_ns += max(0, now_ns - self._since_ns)
             self._since_ns = 0
 
-    def __contains__(self, link: Link) -> bool:
-        """Whether this link waits."""
-        return link in self._waiting
+    def __contains__(self, who: Hashable) -> bool:
+        """Whether this one waits."""
+        return who in self._waiting
 
     @property
     def parts(self) -> tuple[int, int]:

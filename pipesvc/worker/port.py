@@ -112,7 +112,7 @@ class Port:
 
     def credit_ns(self) -> int:
         """How long, up to now, something that was sent here has waited for credit or, on a socket between two children,
-        for the kernel. What waits at the same time on links of both kinds counts twice."""
+        for the kernel, or somebody has waited for room. What waits at once on links of both kinds counts twice."""
         now_ns = time.monotonic_ns()
         by_agent_ns = 0 if self._page is None else total_ns(self._page.credit_waits, now_ns)
         return by_agent_ns + total_ns(self._credit_waits.parts, now_ns)
@@ -124,6 +124,8 @@ class Port:
             num_bytes += sender.ahead_bytes
         has_room = ahead.has_room(num_bytes)
         self._crowded = None if has_room else link
+        if has_room == ((crowd := ("room", link)) in self._credit_waits):
+            self._credit_waits.change(crowd, time.monotonic_ns(), is_waiting=not has_room)
         return has_room
 
     def way_of(self, link: Link) -> int:

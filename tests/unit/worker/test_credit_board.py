@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import time
 
+import pytest
+import torch
+
 from pipesvc.rpc.v1 import local_pb2
 from pipesvc.worker.credit_board import CreditBoard
 from pipesvc.worker.local_socket import receive_now
@@ -66,6 +69,27 @@ def test_a_parcel_beyond_the_window_waits_until_credit_comes(children: tuple[Chi
     time.sleep(0.01)
     assert sender.port.credit_ns() == after_ns
     assert receiver.port.credit_ns() == 0
+
+
+def test_who_waits_for_room_on_a_link_waits_for_credit(
+    children: tuple[Child, Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all that was sent has gone: parcels may be so large that fewer than a window are ahead."""
+    monkeypatch.setattr("pipesvc.wire.ahead.AHEAD_BYTES", 100_000)
+    sender, receiver = children
+    join(sender, receiver)
+    send(sender, 0, torch.ones(40_000))
+    assert sender.port.credit_ns() == 0
+    assert not sender.port.has_room(LINK)
+    time.sleep(0.01)
+    assert not sender.port.has_room(LINK)
+    assert sender.port.credit_ns() >= 10**7
+    assert len(receiver.parcels()) == 1
+    receiver.port.consumed(LINK)
+    sender.port.poll(1.0)
+    ended_ns = sender.port.credit_ns()
+    assert sender.port.has_room(LINK)
+    assert sender.port.credit_ns() == ended_ns
 
 
 def test_what_waited_for_an_end_that_is_gone_waits_no_more(children: tuple[Child, Child]) -> None:
