@@ -53,6 +53,12 @@ FULL: Final = Sizes(
     micro_batch_rows=4,
     num_micro_batches=8,
 )
+# The same without a block: little arithmetic beside what embedding and head send each other.
+WIDE: Final = Sizes(
+    model=ModelSizes(vocabulary=64, width=256, num_heads=1, num_blocks=0, context=128),
+    micro_batch_rows=32,
+    num_micro_batches=8,
+)
 # To see that a benchmark works; its figures say nothing.
 TINY: Final = Sizes(
     model=ModelSizes(vocabulary=64, width=32, num_heads=2, num_blocks=2, context=16),

@@ -39,7 +39,7 @@ class Sleeper(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        later: Tensor = Pause.apply(x, self.forward_s, self.backward_s)
+        later: Tensor = Pause.apply(x, self.forward_s, self.backward_s)  # type: ignore[no-untyped-call]
         return later * self.scale
 
 

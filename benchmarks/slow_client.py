@@ -18,16 +18,16 @@ import torch
 
 import pipesvc
 from benchmarks import service_turn, sleeping
-from benchmarks.sizes import DATA_SEED, LEARNING_RATE, MODEL_SEED, ModelSizes, Sizes
+from benchmarks.sizes import DATA_SEED, LEARNING_RATE, MODEL_SEED
+from benchmarks.workloads import WORKLOADS
 
 # One stage on each of two workers. Namespaces of one machine would find the short cut between them.
 _OPEN: Final[Mapping[str, Any]] = {"schedule": "auto", "boundaries": "auto", "num_stages": 2, "same_host": False}
 
 
-def gpt_job(model: Mapping[str, int], micro_batch_rows: int, num_micro_batches: int) -> pipesvc.Job:
-    """The GPT of the other benchmarks."""
-    sizes = Sizes(model=ModelSizes(**model), micro_batch_rows=micro_batch_rows, num_micro_batches=num_micro_batches)
-    return service_turn.make_job(sizes, schedule="1F1B", num_stages=2)
+def workload_job(name: str) -> pipesvc.Job:
+    """One of those of the other benchmarks."""
+    return service_turn.make_job(WORKLOADS[name], pipesvc.Strategy())
 
 
 def sleeping_job(model: Mapping[str, float], micro_batch_rows: int, num_micro_batches: int) -> pipesvc.Job:
@@ -42,7 +42,7 @@ def sleeping_job(model: Mapping[str, float], micro_batch_rows: int, num_micro_ba
     )
 
 
-JOBS: Final[Mapping[str, Callable[..., pipesvc.Job]]] = {"gpt": gpt_job, "sleeping": sleeping_job}
+JOBS: Final[Mapping[str, Callable[..., pipesvc.Job]]] = {"workload": workload_job, "sleeping": sleeping_job}
 
 
 def answer(client: pipesvc.Client, asked: Mapping[str, Any]) -> dict[str, Any]:

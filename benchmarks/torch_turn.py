@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import IO, Any, Final
 
 from benchmarks.rounds import Turn
 from benchmarks.workloads import WORKLOADS
+from tests.hosts.namespaces import Host
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 # torch's schedules with one stage for each process; all others have two.
@@ -60,7 +62,7 @@ def homes(schedule: str, num_processes: int) -> list[int]:
 
 
 class TorchProcesses:
-    """`boundaries`: torch gets an equal cut where there are none."""
+    """`boundaries`: torch gets an equal cut where there are none. `hosts`: each process on one of its own."""
 
     def __init__(
         self,
@@ -69,6 +71,7 @@ class TorchProcesses:
         *,
         num_processes: int,
         boundaries: tuple[int, ...] = (),
+        hosts: Sequence[Host] = (),
     ) -> None:
         self._what = WORKLOADS[workload]
         self._name = f"torch {schedule or 'alone'}"
@@ -87,7 +90,7 @@ class TorchProcesses:
                     index=index,
                     store_path=str(folder / "store"),
                 )
-                self._running.append(_start(loop, errors))
+                self._running.append(_start(loop, errors, hosts[index] if hosts else None))
             self._lines()  # each says that it is ready
             self._stack = stack.pop_all()
 
@@ -141,11 +144,15 @@ class TorchProcesses:
             _pipe(process.stdout).close()
 
 
-def _start(loop: TorchLoop, errors: Path) -> subprocess.Popen[bytes]:
+def _start(loop: TorchLoop, errors: Path, host: Host | None) -> subprocess.Popen[bytes]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "benchmarks.torch_loop", loop.to_json()]
+    if host is not None:
+        environment["GLOO_SOCKET_IFNAME"] = "eth0"
+        command = host.command(*command)
     with errors.open("wb") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.torch_loop", loop.to_json()],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=file,

@@ -14,7 +14,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from benchmarks import gpt, models
-from benchmarks.sizes import DATA_SEED, FULL, TINY, Sizes
+from benchmarks.sizes import DATA_SEED, FULL, TINY, WIDE, Sizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +125,8 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
     "thin-16": _thin("communication-heavy, 16 MiB boundary", 128, 2),
     "asleep": _asleep("device-like, 10 + 20 ms asleep, 8 MiB boundary", 64),
     "empty": _empty(),
+    # 35 ms at 1 Gbit, each way, for each micro-batch.
+    "wide": gpt_of("embedding and head, 4 MiB boundary", WIDE),
     # To see that a benchmark works; its figures say nothing.
     "tiny": gpt_of("tiny GPT", TINY),
 }

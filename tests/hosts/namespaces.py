@@ -123,7 +123,7 @@ class Network:
 
 
 def _shaped(rate: str) -> tuple[str, ...]:
-    """A token bucket that holds one of the largest packets: one that held more would let small tensors pass unslowed."""
+    """A token bucket that holds one of the largest packets; with more, small tensors would pass as fast as ever."""
     return "tbf", "rate", rate, "burst", "64kb", "latency", "50ms"
 
 
