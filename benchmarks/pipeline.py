@@ -44,7 +44,7 @@ Pair = tuple[str, str]
 """A contender and the one that it is compared with."""
 
 # By workload: rounds, and what is compared, with its aim.
-ROUNDS: Final[Mapping[str, int]] = {"gpt": 5, "thin-8": 5, "thin-16": 5, "asleep": 5, "tiny": 1}
+ROUNDS: Final[Mapping[str, int]] = {"gpt": 3, "thin-8": 3, "thin-16": 3, "asleep": 3, "tiny": 1}
 _THIN: Final[Mapping[Pair, str]] = {(SAME_HOST, TORCH): "ratio >= 1.05", (GRPC, TORCH): "ratio >= 1.0"}
 _GPT: Final[Mapping[Pair, str]] = {
     (SAME_HOST, TORCH): "ratio >= 1.1",
