@@ -13,6 +13,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -31,6 +32,8 @@ from pipesvc.wire.links import Link
 
 _SERVICE: Final = "pipesvc.rpc.v1.LinkService"
 _NO_BYTES: Final = memoryview(b"")
+# Of small tensors, one reply for each cost half of the processor time of a link; of large ones none comes so soon.
+REPLY_PAUSE_S: Final = 0.002
 # A sender gives its link up after as long (`LinkSender`).
 LOST_AFTER_S: Final = 10.0
 
@@ -247,14 +250,20 @@ class _Stream:
                 return
 
     async def _reply(self) -> None:
-        door = self._run.door
+        receiver, door = self._receiver, self._run.door
         while True:
-            self._receiver.is_changed.clear()
-            acknowledged, credit = self._receiver.state.reply()
+            receiver.is_changed.clear()
+            acknowledged, credit = receiver.state.reply()
             reply = data_pb2.LinkReply(acknowledged_sequence=acknowledged, credit_parcels=credit, door=door)
             door = ""
             await self._context.write(reply.SerializeToString())
-            await self._receiver.is_changed.wait()
+            await receiver.is_changed.wait()
+            # While the sender has credit, only its memory waits for a reply, and a little later there is more to say.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPLY_PAUSE_S):
+                    while not receiver.state.is_urgent:
+                        receiver.is_changed.clear()
+                        await receiver.is_changed.wait()
 
     def _take(self, data: bytes) -> bool:
         """Put one frame where it belongs; False when a newer stream feeds the link, or none may."""

@@ -152,6 +152,7 @@ class ReceiverState:
         self._num_parcels = 0  # begun
         self._num_whole_parcels = 0
         self._num_consumed = 0
+        self._told_credit = 0
         self._partial: FrameHeader | None = None  # first header of the tensor under way
         self._partial_bytes = 0
         self._last: FrameHeader | None = None  # of the last whole tensor
@@ -164,8 +165,15 @@ class ReceiverState:
         return self._stream
 
     def reply(self) -> tuple[int, int]:
-        """(acknowledged_sequence, credit_parcels) as they are now."""
-        return self._acknowledged, self._num_consumed + self._window
+        """(acknowledged_sequence, credit_parcels) as they are now, to be sent."""
+        self._told_credit = self._num_consumed + self._window
+        return self._acknowledged, self._told_credit
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the sender should hear at once: it has used half of the credit it knows of, and there is more."""
+        has_more = self._num_consumed + self._window > self._told_credit
+        return has_more and self._told_credit - self._num_parcels <= self._window // 2
 
     def consumed(self, num_parcels: int) -> bool:
         """So many parcels of this link have been taken since the run began; True when that opens credit."""

@@ -222,3 +222,29 @@ def test_more_cannot_be_consumed_than_arrived() -> None:
     assert caught.value.code is ErrorCode.INTERNAL
     receiver.accept(1, arrived(sequence=2, value=1, num_values=2), 2)
     assert receiver.consumed(1)
+
+
+def test_a_reply_is_urgent_once_the_sender_has_used_half_of_what_it_knows_of() -> None:
+    receiver = opened_receiver(window=4)
+    receiver.reply()
+    for sequence in (1, 2):
+        receiver.accept(1, arrived(sequence=sequence), 2)
+        assert not receiver.is_urgent  # nothing to tell but that they have come
+    receiver.consumed(1)
+    assert receiver.is_urgent  # 2 are left of the 4 that it was told
+    receiver.reply()
+    receiver.consumed(2)
+    assert not receiver.is_urgent  # 3 are left of 5
+    receiver.accept(1, arrived(sequence=3), 2)
+    assert receiver.is_urgent
+    receiver.reply()
+    assert not receiver.is_urgent
+
+
+def test_with_a_window_of_one_every_credit_is_urgent() -> None:
+    receiver = opened_receiver(window=1)
+    for sequence in (1, 2):
+        receiver.reply()
+        receiver.accept(1, arrived(sequence=sequence), 2)
+        receiver.consumed(sequence)
+        assert receiver.is_urgent
