@@ -118,6 +118,7 @@ def _measured(round_trips: Callable[[int], list[float]], stream: Callable[[], fl
     stream_s = stream()
     _say("end")
     with _busy_cores():
+        round_trips(SMALL)  # while the system learns that all of these processes are busy
         busy_one_way_s = statistics.median(round_trips(SMALL)[NUM_WARM_UP:]) / 2
     return {
         "one_way_s": one_way_s,
@@ -218,8 +219,8 @@ def gloo(rank: int, tcp_port: int) -> None:
     if rank == 0:
         _say(json.dumps(_measured(round_trips, stream)))
     else:
-        for num_small, num_large in ((NUM_WARM_UP + NUM_SMALL, 2 * NUM_LARGE), (NUM_WARM_UP + NUM_SMALL, 0)):
-            for _ in range(num_small):
+        for num_calls, num_large in ((1, 2 * NUM_LARGE), (2, 0)):
+            for _ in range(num_calls * (NUM_WARM_UP + NUM_SMALL)):
                 dist.recv(small, 0)
                 dist.send(small, 0)
             for _ in range(num_large):

@@ -3,8 +3,9 @@
     python -m benchmarks.overhead    # 5 rounds, about a minute; writes benchmarks/results/overhead.json
 
 Each stage multiplies one number by its one parameter, so a step is what schedules, links, coordinator, feeder and
-updates take. torch.distributed.pipelining runs the same beside it: no aim, but it says what such a step costs there.
-A turn is 50 steps that warm up and 100 that count; contenders take turns.
+updates take; 1F1B without more in flight waits for every hop. torch.distributed.pipelining runs the same beside it: no
+aim, but it says what such a step costs there. A turn is 50 steps that warm up and 100 that count; contenders take
+turns.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from benchmarks.workloads import WORKLOADS
 
 WORKLOAD: Final = "empty"
 TORCH: Final = "torch 1F1B"
-AIMS: Final = {"same host": "value <= 5", "gRPC": "", TORCH: ""}
+AHEAD: Final = "same host, 3 in flight"
+AIMS: Final = {"same host": "value <= 5", AHEAD: "", "gRPC": "", TORCH: ""}
 
 
 def measure(num_rounds: int) -> dict[str, list[Turn]]:
@@ -35,11 +37,11 @@ def measure(num_rounds: int) -> dict[str, list[Turn]]:
         TorchProcesses(WORKLOAD, "1F1B", num_processes=2) as torch,
     ):
 
-        def ours(same_host: bool) -> Callable[[], Turn]:
-            strategy = pipesvc.Strategy(boundaries=(1,), same_host=same_host)
+        def ours(same_host: bool, in_flight: int | None = None) -> Callable[[], Turn]:
+            strategy = pipesvc.Strategy(boundaries=(1,), same_host=same_host, in_flight=in_flight)
             return partial(run_turn, client, make_job(what, strategy), what.num_warm_up_steps)
 
-        runs = {"same host": ours(True), "gRPC": ours(False), TORCH: torch.turn}
+        runs = {"same host": ours(True), AHEAD: ours(True, 3), "gRPC": ours(False), TORCH: torch.turn}
         turns: dict[str, list[Turn]] = {name: [] for name in runs}
         for round_index in range(num_rounds):
             for name in rounds.order(list(runs), round_index):

@@ -33,6 +33,7 @@ from pipesvc.worker.executor.spec import StageSpec
 from pipesvc.worker.executor.stage import Stage
 
 NUM_BLOCKS: Final = 2
+NUM_LINEARS: Final = 4  # of a block
 NUM_MICRO_BATCHES: Final = 2
 NUM_STEPS: Final = 5
 AIM: Final = "ratio <= 1.03"
@@ -89,11 +90,16 @@ class Contender:
             splits_backward=splits,
         )
         self._splits = splits
-        self.stage = Stage(spec, SequenceProgram(spec, blocks), lambda _: Updates())
+        self._program = SequenceProgram(spec, blocks)
+        self.stage = Stage(spec, self._program, lambda _: Updates())
         size = (shape.num_rows, shape.num_tokens, shape.width)
         self._inputs = _parcel(torch.randn(size), wants_gradient=True)
         self._gradients = _parcel(torch.randn(size), wants_gradient=False)
         self.step()  # what is split is found in the first one
+
+    @property
+    def num_split(self) -> int:
+        return self._program.deferral.num_split
 
     def step(self) -> Times:
         begin_s, stage = time.perf_counter(), self.stage
@@ -106,6 +112,8 @@ class Contender:
                 weights_s += _seconds(partial(stage.weight_backward, index))
         end_s = time.perf_counter()
         self.gradients = [each.grad for each in stage.trainable]
+        for each in stage.trainable:  # which an optimizer would do; a weight that has one before its step is not split
+            each.grad = None
         stage.update(1, None)
         return Times(step_s=end_s - begin_s, backward_s=backward_s + weights_s, weights_s=weights_s)
 
@@ -161,6 +169,8 @@ def figures(shape: Shape, num_rounds: int, command: str) -> list[Result]:
 
 
 def _check_bits(whole: Contender, split: Contender) -> None:
+    if split.num_split != NUM_BLOCKS * NUM_LINEARS:
+        raise SystemExit(f"of {NUM_BLOCKS * NUM_LINEARS} layers {split.num_split} were split")
     pairs = zip(whole.gradients, split.gradients, strict=True)
     if not all(one is not None and other is not None and torch.equal(one, other) for one, other in pairs):
         raise SystemExit("the gradients of the two differ")
