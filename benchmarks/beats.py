@@ -1,6 +1,6 @@
 """How late a worker's beats are while its stage computes, and holds the GIL; beside a thread of its own.
 
-python -m benchmarks.beats [--write]
+python -m benchmarks.beats
 
 A real worker attaches to a coordinator that only listens, and starts one child, which idles, multiplies matrices, and
 then makes a library call of 30 s that keeps the GIL. The obvious place for beats, a thread beside the computing one,
@@ -115,7 +115,9 @@ async def listen() -> Heard:
         async with asyncio.timeout(sum(PHASES.values()) + 30):
             await heard.is_over.wait()
     finally:
-        worker.terminate()
+        for _ in range(2):  # the second one does not wait for the child
+            worker.terminate()
+            await asyncio.sleep(0.5)
         await asyncio.to_thread(worker.wait, 20)
         transport.close()
         await server.stop(None)
@@ -165,12 +167,8 @@ def _spans(phases_s: Mapping[str, float]) -> dict[str, tuple[float, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Lateness of beats at the coordinator.")
-    parser.add_argument("--write", action="store_true", help="keep the figures in results/beats.json")
-    arguments = parser.parse_args()
-    found = figures(asyncio.run(listen()))
-    if arguments.write:
-        results.write(results.FOLDER / "beats.json", found)
+    argparse.ArgumentParser(description="Lateness of beats at the coordinator.").parse_args()
+    results.write(results.FOLDER / "beats.json", figures(asyncio.run(listen())))
 
 
 if __name__ == "__main__":
