@@ -33,8 +33,8 @@ class Option:
     """What the default does, and why that is wrong here."""
     shown_by: str
     """The test that fails without it."""
-    measured: str = ""
-    """The figure behind the value, where it is not the reason itself."""
+    measured: str
+    """What was seen with it and without it."""
 
 
 # gRPC tells the user's terminal of every connection that a peer closed. It reads this when its first channel or server
@@ -79,6 +79,7 @@ _CHANNEL: Final = (
         unit="flag",
         reason="addresses inside the cluster are dialled directly, whatever http_proxy and https_proxy say",
         shown_by="test_w02_proxy_variables_are_ignored",
+        measured="with the default nothing is reached where the variables name a dead proxy",
     ),
     *(
         Option(
@@ -120,6 +121,7 @@ _CHANNEL: Final = (
         unit="pings, 0: no limit",
         reason="an idle but open stream is pinged for as long as it is open; the default stops after two",
         shown_by="test_f21_an_idle_stream_is_pinged_as_long_as_it_is_open_and_sees_no_goaway",
+        measured="with the default pings cease after two in the 18 s of the test",
     ),
     Option(
         name="grpc.use_local_subchannel_pool",
@@ -127,6 +129,7 @@ _CHANNEL: Final = (
         unit="flag",
         reason="else all channels to one target share a connection, and one tensor delays another's beat",
         shown_by="test_every_channel_has_a_connection_of_its_own",
+        measured="with the default two channels to one target have one connection",
     ),
 )
 
@@ -138,6 +141,7 @@ _SERVER: Final = (
         unit="flag",
         reason="a second server on the port must fail to bind; the default lets the kernel share the port",
         shown_by="test_w03_a_port_is_not_shared_with_a_server_that_would_share_it",
+        measured="with the default the second bind succeeds, and connections go to either server",
     ),
     Option(
         name="grpc.http2.min_ping_interval_without_data_ms",
@@ -146,7 +150,7 @@ _SERVER: Final = (
         reason="the default (5 min) answers keepalive on a stream without data by hanging up with too_many_pings; the "
         'spelling with "min_recv_ping" is ignored silently',
         shown_by="test_f21_an_idle_stream_is_pinged_as_long_as_it_is_open_and_sees_no_goaway",
-        measured="x",
+        measured="with the default an idle stream is ended with too_many_pings within the 18 s of the test",
     ),
 )
 

@@ -24,13 +24,22 @@ from tests.waiting import until
 ONE_PARCEL = """
 import sys
 if "coordinator" in sys.orig_argv:
+    import os
+    from pathlib import Path
     from pipesvc.coordinator import turn
-    turn.slot_parcels = lambda num_alive: 1
+    from pipesvc.core.memory import slot_parcels
+    assert turn.slot_parcels is slot_parcels
+    turn.slot_parcels = lambda num_alive: Path(os.environ["ALTERED"]).touch() or 1
 """
 ONE_THREAD = """
 import concurrent.futures.thread as thread
+import os
+from pathlib import Path
 whole = thread.ThreadPoolExecutor.__init__
-thread.ThreadPoolExecutor.__init__ = lambda self, max_workers=None, *rest, **more: whole(self, 1, *rest, **more)
+def narrow(self, max_workers=None, *rest, **more):
+    Path(os.environ["ALTERED"]).touch()
+    whole(self, 1, *rest, **more)
+thread.ThreadPoolExecutor.__init__ = narrow
 """
 WAYS = pytest.mark.parametrize("same_host", [True, False], ids=["same host", "gRPC"])
 NUM_STEPS = 40
@@ -94,8 +103,10 @@ def altered_service(folder: Path, sitecustomize: str, num_workers: int) -> Itera
     with open_terminal(folder) as terminal:
         path = str(Path(__file__).parents[2])
         terminal.env["PYTHONPATH"] = f"{folder / 'site'}:{path}"
+        terminal.env["ALTERED"] = str(folder / "altered")
         with service(terminal, folder, num_workers) as client:
             yield client
+    assert (folder / "altered").exists(), "what was altered is not used"
 
 
 def sure(same_host: bool, num_stages: int, num_micro_batches: int = 8) -> pipesvc.Job:

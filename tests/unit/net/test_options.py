@@ -73,6 +73,7 @@ def test_both_planes_have_all_options_of_their_table() -> None:
 def test_an_option_has_a_unit_a_reason_and_a_test_that_stands(option: Option) -> None:
     assert option.unit
     assert option.reason
+    assert len(option.measured) > 20
     assert re.fullmatch(r"test_\w+", option.shown_by)
     files = [path for path in TESTS.rglob("test_*.py") if f"def {option.shown_by}(" in path.read_text()]
     assert len(files) == 1, f"{option.shown_by} stands in {files}"
