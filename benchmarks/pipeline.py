@@ -1,6 +1,6 @@
 """Tokens per second of pipesvc beside torch.distributed.pipelining, on two processes of one thread each.
 
-    python -m benchmarks.pipeline                          # 11 minutes; writes benchmarks/results/pipeline.json
+    python -m benchmarks.pipeline                          # 7 minutes; writes benchmarks/results/pipeline.json
     python -m benchmarks.pipeline --only thin-8            # one workload; writes nothing
     python -m benchmarks.pipeline --only tiny --rounds 1   # does it work?
 
