@@ -74,7 +74,7 @@ integration: $(ZOO)
 	$(BIN)/pytest -q --numprocesses 2 --dist loadfile tests/$@
 
 # Modules of benchmarks/, each in a process of its own, one after the other: a figure is worth what the quiet around it
-# is. Minutes on two cores: links 2, pipeline 7, overhead 1, memory 1, beats 1, slow_networks 6, which are README's
+# is. Minutes on two cores: links 3, pipeline 9, overhead 1, memory 1, beats 1, slow_networks 5, which are README's
 # table; planning, replay and split_backward 2 together, codecs 4, prediction 12.
 BENCH := links pipeline overhead memory beats slow_networks
 BENCH_OTHERS := planning replay split_backward codecs prediction

@@ -57,7 +57,6 @@ class Row:
 
 
 ROWS_OF_SLEEPERS: Final = (
-    Row(conditions=Conditions(rate="100mbit"), boundary_bytes=256 << 10),
     # 44 ms on the link, where a stage computes for 30.
     Row(conditions=Conditions(rate="100mbit"), boundary_bytes=512 << 10),
     Row(conditions=Conditions(rate="1gbit"), boundary_bytes=2 << 20),
