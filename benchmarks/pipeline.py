@@ -7,8 +7,8 @@
 All contenders train the same layers with the same weights on the same batch, in the same micro-batches, with the same
 optimizer. Ours has the plan and the schedule that `auto` finds from a profile, over the links of one host and forced
 onto gRPC. torch has its equal cut into stages and, for honesty, also the cut that our plan has found. Of torch's
-other schedules each runs once; the best of them runs in every round. (LoopedBFS is not among them: in a trial it was 9 %
-behind 1F1B. Nor is return_outputs=False: its difference was within the spread of two equal turns.)
+other schedules each runs once; the best of them runs in every round. (LoopedBFS is not among them: in a trial it was
+9 % behind 1F1B. Nor is return_outputs=False: its difference was within the spread of two equal turns.)
 
 A turn is some steps of one contender: first those that warm up, then those that count. Contenders take turns.
 """
