@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import pipesvc
+from pipesvc.client.plan_view import plan_text
 from tests.integration import jobs
 from tests.integration.evaluation_jobs import make_evaluation, make_job
 
@@ -37,3 +38,14 @@ def test_both_ways_carry_the_same(cluster: pipesvc.Client, model: object) -> Non
         one, other = links[0][name], links[1][name]
         assert (one["tensor_bytes"], one["num_frames"]) == (other["tensor_bytes"], other["num_frames"])
         assert one["wire_bytes"] < other["wire_bytes"]
+
+
+def test_a_profile_measures_the_way_that_the_run_will_go_and_a_plan_shows_it(cluster: pipesvc.Client) -> None:
+    for same_host, way in ((True, "same host"), (False, "gRPC")):
+        strategy = dataclasses.replace(STRATEGY, num_stages=2, schedule="auto", same_host=same_host)
+        job = make_job(make_evaluation(), strategy=strategy)
+        assert {link.way for link in cluster.profile(job).costs.links.values()} == {way}
+        planned = cluster.plan(job)
+        assert planned.strategy.same_host is same_host
+        assert {link.way for link in planned.report.links} == {way}
+        assert f"0>1/activation  {way} " in plan_text(planned.report)
