@@ -5,7 +5,8 @@ beyond it waits in the sender's memory. In training the schedule bounds that too
 way than micro-batches in flight. A pass of forwards alone (evaluation, prediction) has no such limit: a first stage
 that is faster than the last one would make all activations of all the passes that are issued. So there the sender
 stops, by bytes, however large its parcels are: while it has less than `AHEAD_BYTES` on a link it may make one more.
-So one always passes, whatever its size, and at most `AHEAD_BYTES` and one parcel wait.
+So one always passes, whatever its size, and at most `AHEAD_BYTES` and one parcel wait. What travels inside messages
+(tensors up to 16 KiB each) goes uncounted on its way to the agent.
 
 Nothing gets stuck: in a pass of forwards all links lead onwards, so the earliest micro-batch that is not through yet
 finds nothing before it on any link.

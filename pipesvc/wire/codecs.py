@@ -5,7 +5,7 @@ Here each block of 256 neighbours (a piece of a row, as a rule) has a scale of i
 
 | codec | takes | bytes of n elements | error of one value x |
 |---|---|---|---|
-| bf16 | float32 | 2 n | 2^-8 abs(x); inf and NaN stay, beyond 3.389e38 it is inf |
+| bf16 | float32 | 2 n | 2^-8 abs(x), or 2^-134 where that is more; inf and NaN stay, beyond 3.389e38 it is inf |
 | fp16 | float32 | 2 n | 2^-11 abs(x), or 2^-25 where that is more |
 | int8 | float32, float16, bfloat16 | n + 4 for each block | scale / 2, scale = largest abs(x) of the block / 127 |
 
@@ -72,10 +72,12 @@ def decode(view: memoryview, codec: int, element_type: int, shape: Sequence[int]
 
 
 def relative_error(tensor: Tensor, decoded: Tensor) -> float:
-    """Root mean square of the difference by that of the tensor; 0 where all is zero."""
-    exact = tensor.detach().float()
+    """Root mean square of the difference by that of the tensor, of finite elements alone; 0 where all are zero."""
+    exact = tensor.detach().double()  # squares of float32 may be infinite, or zero
+    is_finite = torch.isfinite(exact)
+    exact, difference = exact[is_finite], (exact - decoded.double())[is_finite]
     norm = float(torch.linalg.vector_norm(exact))
-    return float(torch.linalg.vector_norm(exact - decoded)) / norm if norm else 0.0
+    return float(torch.linalg.vector_norm(difference)) / norm if norm else 0.0
 
 
 def _fits_half(flat: Tensor) -> bool:

@@ -11,6 +11,7 @@ All methods belong to the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
@@ -31,6 +32,11 @@ from pipesvc.worker.local_socket import SEND_BUFFER_BYTES
 GREETING_S: Final = 2.0
 _MAX_BYTES: Final = 4096
 _BACKLOG: Final = 64
+# Who is heard at one time; one knocks for each link of a run. Others go over gRPC.
+MAX_GREETINGS: Final = 256
+_PAUSE_S: Final = 1.0
+
+_log = logging.getLogger("pipesvc.worker")
 
 Admit = Callable[[Link, socket.socket], None]
 
@@ -53,7 +59,7 @@ class Door:
         self._socket.listen(_BACKLOG)
         self._runs: dict[str, _Run] = {}
         self._greetings: set[asyncio.Task[None]] = set()
-        asyncio.get_running_loop().add_reader(self._socket, self._accept)
+        self._open()
 
     def open_run(self, run_id: str, *, term: int, token: str, admit: Admit) -> None:
         self._runs[run_id] = _Run(term=term, token=token, admit=admit)
@@ -68,19 +74,36 @@ class Door:
             task.cancel()
         await asyncio.gather(*self._greetings, return_exceptions=True)
 
+    def _open(self) -> None:
+        if self._socket.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(self._socket, self._accept)
+
     def _accept(self) -> None:
-        with suppress(BlockingIOError):
+        """Anybody on this host may connect, so what that takes is bounded."""
+        loop = asyncio.get_running_loop()
+        try:
             sock, _ = self._socket.accept()
-            sock.setblocking(False)
-            task = asyncio.get_running_loop().create_task(self._greet(sock))
-            self._greetings.add(task)
-            task.add_done_callback(self._greetings.discard)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            # No descriptor is left, and the one who waits would be announced again at once.
+            _log.warning("nobody can come in by the door for %g s: %s", _PAUSE_S, error)
+            loop.remove_reader(self._socket)
+            loop.call_later(_PAUSE_S, self._open)
+            return
+        if len(self._greetings) >= MAX_GREETINGS or not _is_of_own_user(sock):
+            sock.close()
+            return
+        sock.setblocking(False)
+        task = loop.create_task(self._greet(sock))
+        self._greetings.add(task)
+        task.add_done_callback(self._greetings.discard)
 
     async def _greet(self, sock: socket.socket) -> None:
         with sock, suppress(OSError, TimeoutError):
             async with asyncio.timeout(GREETING_S):
                 data = await asyncio.get_running_loop().sock_recv(sock, _MAX_BYTES)
-            refusal = self._refusal(sock, data)
+            refusal = self._refusal(data)
             if not refusal:
                 knock = local_pb2.Knock.FromString(data)
                 _widen(sock)
@@ -88,11 +111,7 @@ class Door:
             # Last, for who is told that it is admitted sends tensors: if nobody took its link, the socket just ends.
             sock.send(local_pb2.Knocked(refusal=refusal, is_admitted=not refusal).SerializeToString())
 
-    def _refusal(self, sock: socket.socket, data: bytes) -> str:
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        _, user, _ = struct.unpack("3i", credentials)
-        if user != os.geteuid():
-            return f"the process is of user {user}"
+    def _refusal(self, data: bytes) -> str:
         try:
             knock = local_pb2.Knock.FromString(data)
         except DecodeError:
@@ -101,6 +120,12 @@ class Door:
         if run is None or run.term != knock.term:
             return f"run {knock.run_id} is not open here in term {knock.term}"
         return "" if is_same_token(knock.token, run.token) else f"the token is not that of run {knock.run_id}"
+
+
+def _is_of_own_user(sock: socket.socket) -> bool:
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
+    return bool(user == os.geteuid())
 
 
 async def knock(name: str, greeting: local_pb2.Knock) -> socket.socket:

@@ -197,11 +197,13 @@ async def test_f17_link_that_comes_back_and_link_of_a_closed_run_are_not_told() 
         proxy.cut()
         here.send(b"y")
         await here.sender.drain(20)
+        await asyncio.sleep(1.0)  # longer than the limit: nothing may come
+        assert there.sink.losses == []
         async with sending(there.address, BACKWARD) as other:
             other.send(b"z")
             await other.sender.drain(20)
         there.service.close_run(RUN)
-        await asyncio.sleep(1.0)  # longer than the limit: nothing may come
+        await asyncio.sleep(1.0)
         assert there.sink.losses == []
 
 

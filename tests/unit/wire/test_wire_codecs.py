@@ -207,3 +207,11 @@ def test_frames_take_what_a_codec_makes_and_no_other_size(codec: int, shape: tup
     if codec != NONE:
         with pytest.raises(PipesvcError, match=f"codec {codec_name(codec)} takes no int64 tensor"):
             decode(encode(replace(header, dtype=types_pb2.ELEMENT_TYPE_INT64), bytes(total)))
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_relative_error_of_very_small_and_very_large_numbers_is_a_number(size: float) -> None:
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(3)) * size
+    assert 1e-4 < codecs.relative_error(values, round_trip(values, BF16)) < 2**-8
+    with_infinity = torch.cat([values, torch.tensor([math.inf, math.nan])])
+    assert 1e-4 < codecs.relative_error(with_infinity, round_trip(with_infinity, BF16)) < 2**-8
