@@ -15,10 +15,10 @@ from tests.integration.peaks import Watch
 
 MIB = 1 << 20
 PARCEL_BYTES = 4 * MIB
-MICRO_BATCHES, NUM_BATCHES = 32, 3
-# What a sender may be ahead, one parcel, and what a child's first uses of torch and gRPC take. The two batches that are
-# issued have 256 MiB on one link, beside those first uses.
-BOUND_BYTES = (64 + 4 + 112) * MIB
+MICRO_BATCHES, NUM_BATCHES = 64, 3
+# What a sender may be ahead, one parcel, and what a child's first uses of torch and gRPC take, up to 140 MiB. The two
+# batches that are issued have 512 MiB on one link, beside those first uses.
+BOUND_BYTES = (64 + 4 + 232) * MIB
 
 
 class Widen(nn.Module):
@@ -38,7 +38,7 @@ class Slow(nn.Module):
         self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, h: Tensor) -> Tensor:
-        time.sleep(0.03)
+        time.sleep(0.02)
         return h[:, :1] * self.weight
 
 
