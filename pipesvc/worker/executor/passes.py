@@ -86,8 +86,8 @@ def is_step(issue: local_pb2.IssueStep) -> bool:
 def crowded(port: PortLike, step: Pass, edges: Edges, action: Action, *, num_stages_here: int) -> Link | None:
     """The link that keeps this action from making more than its receiver takes (`wire.ahead`).
 
-    Never in a step of training, whose schedule has a bound of its own, nor on a worker of several stages, where the
-    list has one: it is kept in order and lets no stage run far ahead of the others.
+    Never in a step of training, whose schedule has a bound of its own, nor on a worker of several stages: its list is
+    kept in order, and what is held back there might be what a later entry, which others wait for, may not pass.
     """
     if step.is_step or num_stages_here > 1:
         return None
