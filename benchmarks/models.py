@@ -7,15 +7,14 @@ ids (b, t) as the GPT does, so that contenders differ in the model alone. b rows
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.gpt import Embed, Head, random_batch
+from benchmarks.sleeping import Pause
 
 
 class Residual(nn.Module):
@@ -35,19 +34,10 @@ def build_thin(vocabulary: int, width: int, num_layers: int, context: int) -> nn
     return nn.Sequential(Embed(vocabulary, width, context), *layers, Head(vocabulary, width))
 
 
-class _Asleep(torch.autograd.Function):
+def _asleep(x: Tensor, forward_s: float) -> Tensor:
     """The identity, and the time that a device would take: once forward, twice backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, forward_s: float) -> Tensor:
-        ctx.forward_s = forward_s
-        time.sleep(forward_s)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        time.sleep(2 * ctx.forward_s)
-        return gradients[0], None
+    slept: Tensor = Pause.apply(x, forward_s, 2 * forward_s)  # type: ignore[no-untyped-call]
+    return slept
 
 
 class AsleepFirst(nn.Module):
@@ -58,8 +48,7 @@ class AsleepFirst(nn.Module):
         self.row, self.forward_s = nn.Parameter(torch.ones(context, width)), forward_s
 
     def forward(self, ids: Tensor) -> Tensor:
-        made: Tensor = _Asleep.apply(self.row.expand(ids.shape[0], -1, -1).contiguous(), self.forward_s)  # type: ignore[no-untyped-call]
-        return made
+        return _asleep(self.row.expand(ids.shape[0], -1, -1).contiguous(), self.forward_s)
 
 
 class AsleepLast(nn.Module):
@@ -68,8 +57,7 @@ class AsleepLast(nn.Module):
         self.scale, self.forward_s = nn.Parameter(torch.ones(1)), forward_s
 
     def forward(self, x: Tensor) -> Tensor:
-        slept: Tensor = _Asleep.apply(x, self.forward_s)  # type: ignore[no-untyped-call]
-        return slept * self.scale
+        return _asleep(x, self.forward_s) * self.scale
 
 
 def build_asleep(width: int, context: int, forward_s: float) -> nn.Sequential:

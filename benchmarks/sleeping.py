@@ -1,7 +1,7 @@
 """Layers that take time without computing, so that a step's length is told by links and schedule alone.
 
 A layer that computes shares cores and caches with the transport under test, and takes another time on a busy machine.
-One that sleeps takes what it was told, as a GPU does whose host is free. It stands apart from everything else here
+One that sleeps takes what it was told, as a GPU does whose host is free. It stands apart from what measures
 because it travels to pipesvc's workers, where a file brings all that it imports. b rows, d width.
 """
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from contextlib import suppress
 from itertools import pairwise
 
 import grpc.aio
 import pytest
 
 from pipesvc.errors import ErrorCode, PipesvcError
+from pipesvc.net import ending
 from pipesvc.net.addresses import parse
 from pipesvc.net.link_sender import LinkSender
 from pipesvc.net.options import DATA_MESSAGE_BYTES
@@ -252,3 +254,24 @@ async def test_link_closed_in_the_moment_of_a_refusal_ends_and_does_not_dial_on(
     # It dialled on until the link was lost, 10 s later.
     assert asyncio.get_running_loop().time() - began < 5.0
     assert failures == []
+
+
+@pytest.mark.asyncio
+async def test_a_task_that_does_not_end_is_left_alone_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ending, "_AGAIN_S", 0.01)
+    is_over = asyncio.Event()
+
+    async def deaf() -> None:
+        while not is_over.is_set():
+            with suppress(asyncio.CancelledError):
+                await is_over.wait()
+
+    task = asyncio.create_task(deaf(), name="one that hears nothing")
+    await asyncio.sleep(0)
+    async with asyncio.timeout(LIMIT_S):
+        await ending.end([task])
+    assert "'one that hears nothing' goes on" in caplog.text
+    is_over.set()
+    await task
